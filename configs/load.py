@@ -1,0 +1,85 @@
+"""Load a TOML preset, apply `section.key=value` overrides, and turn every fault into one clear message.
+
+Raises `ConfigError` (a ValueError): which file, which key, what was got, what is allowed.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+
+from configs.root import Config
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the text says which key, what was got and what is allowed."""
+
+
+def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Read `path` and apply overrides such as `sampling.max_tokens=32` (values in TOML syntax, or bare words).
+
+    Raises:
+        ConfigError: file missing or not TOML, unknown key, wrong type or range, malformed override.
+    """
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"config {path}: cannot be read: {exc.strerror}") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"config {path}: not valid TOML: {exc}") from exc
+    for override in overrides:
+        _apply(table, override)
+    try:
+        return Config.model_validate(table)
+    except ValidationError as exc:
+        raise ConfigError("\n".join(f"config {path}: {line}" for line in _lines(exc))) from exc
+
+
+def _apply(table: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    names = key.split(".")
+    if not equals or not all(names) or len(names) < 2:
+        raise ConfigError(f"override must look like section.key=value, got {override!r}")
+    place = table
+    for name in names[:-1]:
+        inner = place.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"override {override!r}: {name} is a value, not a section")
+        place = cast("dict[str, Any]", inner)
+    place[names[-1]] = _value(text)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _lines(error: ValidationError) -> Iterable[str]:
+    for fault in error.errors():
+        where = ".".join(str(part) for part in fault["loc"])
+        got = json.dumps(fault["input"], default=str)
+        if fault["type"] == "extra_forbidden":
+            allowed = _allowed(fault["loc"][:-1])
+            near = difflib.get_close_matches(str(fault["loc"][-1]), allowed, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            yield f"unknown key {where!r} (got {got}); {hint}allowed: {', '.join(allowed)}"
+        elif fault["type"] == "value_error":
+            yield str(fault["msg"]).removeprefix("Value error, ")
+        else:
+            yield f"{where}: {fault['msg']}, got {got}"
+
+
+def _allowed(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = Config
+    for name in location:
+        inner = model.model_fields[str(name)].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        model = inner
+    return sorted(model.model_fields)

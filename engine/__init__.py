@@ -1,0 +1,1 @@
+"""Decides what is sampled, trained and updated; no torch, no vllm."""

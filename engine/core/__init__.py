@@ -1,0 +1,1 @@
+"""Pure decisions: standard library only, no asyncio, no clock, no I/O; time and randomness are passed in."""

@@ -1,0 +1,1 @@
+"""Pure sampling strategies: one file each."""

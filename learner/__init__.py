@@ -1,0 +1,1 @@
+"""Turns groups into weights; knows the wire, the transport and engine.core only."""

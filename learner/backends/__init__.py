@@ -1,0 +1,1 @@
+"""Where the learner computes: one file a backend."""
