@@ -8,8 +8,9 @@ import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from configs.root import Config
@@ -26,7 +27,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
         ConfigError: file missing or not TOML, unknown key, wrong type or range, malformed override.
     """
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ConfigError(f"config {path}: cannot be read: {exc.strerror}") from exc
     except tomllib.TOMLDecodeError as exc:
@@ -39,7 +40,12 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError("\n".join(f"config {path}: {line}" for line in _lines(exc))) from exc
 
 
-def _apply(table: dict[str, Any], override: str) -> None:
+def dump_config(config: Config) -> str:
+    """The whole configuration, defaults included, as TOML that `load_config` reads back to an equal one."""
+    return tomli_w.dumps(config.model_dump(mode="json"))
+
+
+def _apply(table: dict[str, object], override: str) -> None:
     key, equals, text = override.partition("=")
     names = key.split(".")
     if not equals or not all(names) or len(names) < 2:
@@ -49,11 +55,11 @@ def _apply(table: dict[str, Any], override: str) -> None:
         inner = place.setdefault(name, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"override {override!r}: {name} is a value, not a section")
-        place = cast("dict[str, Any]", inner)
+        place = cast("dict[str, object]", inner)
     place[names[-1]] = _value(text)
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:

@@ -1,6 +1,8 @@
 """The whole configuration of a run: one section a component."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from configs.base import Section
 from configs.inputs import Data, Evaluation, Model, Verifier
@@ -46,3 +48,12 @@ class Config(Section):
     """Pinning."""
     server: Server = Field(default_factory=Server)
     """Addresses and terminal view."""
+
+    @model_validator(mode="after")
+    def _context_holds_a_response(self) -> Self:
+        if self.sampling.max_tokens >= self.model.max_context_tokens:
+            raise ValueError(
+                f"sampling.max_tokens must be < model.max_context_tokens = {self.model.max_context_tokens}, "
+                f"got {self.sampling.max_tokens}: no prompt would fit"
+            )
+        return self

@@ -25,7 +25,8 @@ class Strategy(Section):
     raise_by_deadline: bool = True
     """Let an arm exceed its need when its scarce samples would otherwise expire first (costs some aborted tokens)."""
     accounting: Literal["launch", "completion"] = "launch"
-    """`launch`: exit rules read the scored prefix in launch order (unbiased). `completion`: whatever came back first (biased to short answers)."""
+    """`launch`: exit rules read the scored prefix in launch order (unbiased). `completion`: whatever came back first
+    (biased to short answers)."""
 
     @model_validator(mode="after")
     def _can_be_met(self) -> Self:

@@ -7,11 +7,12 @@ logprobs (nats). Only this file knows msgspec.
 Directions: worker -> engine `Hello, Encoded, SampleDone, SampleFailed, Staged, Applied, Heartbeat`;
 engine -> worker `Welcome, Encode, Generate, Abort, StageWeights, ApplyWeights, Stop`;
 learner -> engine `Hello, Credit, WeightsReady, StepDone, Heartbeat, Finished`;
-engine -> learner `Welcome, TrainGroup, WeightsPublished, Stop`. `Ack` and `Refused` belong to the transport.
+engine -> learner `Welcome, TrainGroup, WeightsPublished, Stop`. `Ack`, `Closed` and `Refused` belong to the
+transport.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -67,6 +68,12 @@ class Welcome(Message):
     """The engine accepts the peer."""
 
     policy_version: int
+    life: str = ""
+    """Random id of this engine life: a peer that reconnects to another one has lost its engine."""
+    window: int = 0
+    """Unacknowledged messages a direction, for both sides; 0 = the transport's default."""
+    silence_deadline_s: float = 0.0
+    """The engine calls a peer lost that is silent this long, so the peer shows life more often; 0 = never."""
 
 
 class Refused(Message):
@@ -79,6 +86,12 @@ class Ack(Message):
     """Every message up to and including `seq` arrived (transport only)."""
 
     seq: int
+
+
+class Closed(Message):
+    """The sender closes its end: nothing follows (transport only)."""
+
+    reason: str
 
 
 class Heartbeat(Message):
@@ -301,27 +314,46 @@ class Stop(Message):
     save: bool = True
 
 
-_MESSAGES: tuple[type[Message], ...] = (
-    Hello, Welcome, Refused, Ack, Heartbeat, Encode, Encoded, Generate, Abort, SampleDone, SampleFailed,
-    WeightsReady, StageWeights, Staged, ApplyWeights, Applied, WeightsPublished, Credit, TrainGroup, StepDone,
-    Finished, Stop,
-)  # fmt: skip
-
-
 class Envelope(msgspec.Struct, array_like=True):
     """What precedes the arrays: per-direction sequence number (0 = unnumbered) and the message."""
 
     seq: int
-    body: Hello | Welcome | Refused | Ack | Heartbeat | Encode | Encoded | Generate | Abort | SampleDone | SampleFailed | WeightsReady | StageWeights | Staged | ApplyWeights | Applied | WeightsPublished | Credit | TrainGroup | StepDone | Finished | Stop  # noqa: E501  (msgspec needs the closed union)
+    body: (
+        Hello
+        | Welcome
+        | Refused
+        | Ack
+        | Closed
+        | Heartbeat
+        | Encode
+        | Encoded
+        | Generate
+        | Abort
+        | SampleDone
+        | SampleFailed
+        | WeightsReady
+        | StageWeights
+        | Staged
+        | ApplyWeights
+        | Applied
+        | WeightsPublished
+        | Credit
+        | TrainGroup
+        | StepDone
+        | Finished
+        | Stop
+    )
 
 
 def encode(message: Message, seq: int = 0) -> Frames:
     """Header frame and raw array frames of `message`; arrays are not copied, so they must not change afterwards."""
     frames: Frames = [b""]
 
-    def hook(value: Any) -> Any:
+    def hook(value: object) -> object:
         if isinstance(value, np.ndarray):
-            array: NDArray[Any] = np.ascontiguousarray(value)
+            array: NDArray[Any] = np.ascontiguousarray(cast("NDArray[Any]", value))
+            if array.dtype.str not in ("<i4", "<f4") or array.ndim != 1:
+                raise WireError(f"an array must be one-dimensional <i4 or <f4, got {array.shape} {array.dtype.str!r}")
             frames.append(array.data.cast("B") if array.size else b"")
             return [len(frames) - 1, array.dtype.str, array.shape[0]]
         raise WireError(f"cannot send a {type(value).__name__}")
@@ -337,8 +369,8 @@ def decode(frames: Sequence[bytes | memoryview]) -> tuple[int, Message]:
         WireError: unknown tag, wrong type, missing frame, or bytes that are not an array of the announced length.
     """
 
-    def hook(kind: type, value: Any) -> Any:
-        frame, dtype, length = value
+    def hook(_kind: type, value: object) -> object:
+        frame, dtype, length = cast("tuple[int, str, int]", value)
         if dtype not in ("<i4", "<f4"):
             raise WireError(f"array dtype must be <i4 or <f4, got {dtype!r}")
         array: NDArray[Any] = np.frombuffer(frames[frame], dtype=dtype)
@@ -351,3 +383,62 @@ def decode(frames: Sequence[bytes | memoryview]) -> tuple[int, Message]:
     except (msgspec.MsgspecError, IndexError, ValueError, TypeError) as exc:
         raise WireError(f"not a message of protocol {PROTOCOL_VERSION}: {exc}") from exc
     return envelope.seq, envelope.body
+
+
+Verdict: TypeAlias = Literal["correct", "wrong", "unparsed", "timeout", "crashed"]
+"""What a verifier says of a response. `unparsed` (no answer in it) is a wrong answer; the last two are no answer at
+all of the verifier and never become a reward."""
+
+
+class GradeRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Engine to verifier process, over its stdin: judge one response."""
+
+    text: str
+    answer: str
+    """The data's reference answer."""
+
+
+class GradeReply(msgspec.Struct, frozen=True, array_like=True):
+    """Verifier process to engine, over its stdout; the first one, unasked, says that the self-test passed."""
+
+    verdict: Verdict
+    work_s: float
+    error: str = ""
+    """Why there is no verdict (crashed)."""
+
+
+GRADE_LENGTH_BYTES = 4
+"""A frame on the verifier's pipes is its body's length (unsigned, little-endian) and the msgpack body."""
+MAX_GRADE_BYTES = 1 << 26
+"""A longer announced body is no frame of ours."""
+
+
+def encode_grade(record: GradeRequest | GradeReply) -> bytes:
+    """Length and body of `record`.
+
+    Raises:
+        WireError: the body is longer than MAX_GRADE_BYTES.
+    """
+    body = msgspec.msgpack.encode(record)
+    if len(body) > MAX_GRADE_BYTES:
+        raise WireError(f"a grade frame must be <= {MAX_GRADE_BYTES} bytes, got {len(body)}")
+    return len(body).to_bytes(GRADE_LENGTH_BYTES, "little") + body
+
+
+_GradeT = TypeVar("_GradeT", GradeRequest, GradeReply)
+
+
+def decode_grade(body: bytes | memoryview, kind: type[_GradeT]) -> _GradeT:
+    """The record of a frame's body. Raises WireError when it is none of that kind."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.MsgspecError as exc:
+        raise WireError(f"not a {kind.__name__}: {exc}") from exc
+
+
+def grade_length(head: bytes | memoryview) -> int:
+    """Body length announced by a frame's first GRADE_LENGTH_BYTES. Raises WireError over MAX_GRADE_BYTES."""
+    length = int.from_bytes(head, "little")
+    if length > MAX_GRADE_BYTES:
+        raise WireError(f"a grade frame must be <= {MAX_GRADE_BYTES} bytes, got {length}")
+    return length

@@ -7,8 +7,11 @@ AdastreamError
 ├── WeightUpdateError   an update failed its checks on a worker (worker fenced and restarted)
 ├── StalenessError      a sample over the bound reached a gradient (fatal: a broken invariant)
 ├── DeadlineError       a wait passed its deadline; the text names the wait and its owner (fatal)
+├── Interrupted         a person or a scheduler asked the process to end at once
 └── RunError            the run cannot go on; the text names the cause (fatal)
 """
+
+from typing import cast
 
 
 class AdastreamError(Exception):
@@ -41,3 +44,14 @@ class DeadlineError(AdastreamError):
 
 class RunError(AdastreamError):
     """The run cannot go on."""
+
+
+class Interrupted(AdastreamError):
+    """The process was told to end at once; the text names the signal."""
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first exception inside nested groups: what the user sees."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error

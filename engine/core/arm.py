@@ -1,0 +1,131 @@
+"""An arm: one visit of a prompt while it is being sampled, with its launches, its scored prefix and its counts.
+
+Invariants:
+- Launch indices are 0, 1, 2, ... without gaps. A failed launch is asked for again under its own index, so a sample
+  counts at its launch position whatever happened on the way.
+- `counted` is the longest scored prefix in launch order (under completion accounting: the samples in order of
+  arrival). A sample counts once.
+- An arm does not know about workers, clocks or messages.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.core.strategy import Counts
+
+Reason = Literal["solved", "exhausted", "futile", "expired", "failed"]
+Accounting = Literal["launch", "completion"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is asked. `token_ids` is opaque to the core."""
+
+    prompt_id: str
+    answer: str
+    level: str
+    token_ids: object
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class Sample:
+    """One scored response."""
+
+    index: int
+    """Launch index in its arm."""
+    reward: float
+    is_right: bool
+    min_version: int
+    """Version of its oldest token."""
+    num_tokens: int
+    """Response tokens."""
+    response: object
+    """What the worker sent; opaque to the core."""
+
+
+@dataclass(slots=True)
+class Arm:
+    """State of one visit."""
+
+    arm_id: int
+    prompt: Prompt
+    seed: int
+    accounting: Accounting = "launch"
+    num_launched: int = 0
+    retired: Reason | None = None
+    counted: list[Sample] = field(default_factory=list[Sample])
+    in_flight: dict[int, int] = field(default_factory=dict[int, int])
+    """Launch index -> try that is under way (generating or being scored)."""
+    _waiting: dict[int, Sample] = field(default_factory=dict[int, Sample])
+    _again: list[int] = field(default_factory=list[int])
+    _failures: dict[int, int] = field(default_factory=dict[int, int])
+    _cutoff: int = -1
+    _fresh_right: int = 0
+    _fresh_wrong: int = 0
+    _right: int = 0
+
+    def launch(self) -> tuple[int, int]:
+        """Index and try of the next request; failed launches come first."""
+        if self._again:
+            index = self._again.pop(0)
+        else:
+            index = self.num_launched
+            self.num_launched += 1
+        retry = self._failures.get(index, 0)
+        self.in_flight[index] = retry
+        return index, retry
+
+    @property
+    def num_pending(self) -> int:
+        """Launched samples that do not count yet: in flight, being scored, or scored behind an open launch."""
+        return len(self.in_flight) + len(self._waiting)
+
+    @property
+    def num_failed_launches(self) -> int:
+        """Launches waiting to be asked again."""
+        return len(self._again)
+
+    def score(self, sample: Sample) -> None:
+        """Take in a scored sample of an open launch."""
+        del self.in_flight[sample.index]
+        self._waiting[sample.index] = sample
+
+    def fail(self, index: int) -> int:
+        """An open launch failed and will be asked again; returns how often it has failed."""
+        del self.in_flight[index]
+        self._failures[index] = self._failures.get(index, 0) + 1
+        self._again.append(index)
+        self._again.sort()
+        return self._failures[index]
+
+    def take_next(self) -> Sample | None:
+        """Count the next sample, if there is one; exit rules are tested between two calls."""
+        index = next(iter(self._waiting), None) if self.accounting == "completion" else len(self.counted)
+        sample = None if index is None else self._waiting.pop(index, None)
+        if sample is not None:
+            self.counted.append(sample)
+            self._right += sample.is_right
+            if sample.min_version >= self._cutoff:
+                self._fresh_right += sample.is_right
+                self._fresh_wrong += not sample.is_right
+        return sample
+
+    def counts(self, oldest_fresh: int) -> Counts:
+        """Counts by class, fresh meaning min_version >= `oldest_fresh`."""
+        if oldest_fresh != self._cutoff:
+            self._cutoff = oldest_fresh
+            fresh = [s for s in self.counted if s.min_version >= oldest_fresh]
+            self._fresh_right = sum(s.is_right for s in fresh)
+            self._fresh_wrong = len(fresh) - self._fresh_right
+        return Counts(self._fresh_right, self._fresh_wrong, self._right, len(self.counted) - self._right)
+
+    def oldest_fresh_version(self, *, right: bool, oldest_fresh: int) -> int | None:
+        """Smallest version among the fresh counted samples of a class."""
+        versions = [s.min_version for s in self.counted if s.is_right == right and s.min_version >= oldest_fresh]
+        return min(versions, default=None)
+
+    def uncounted(self) -> Iterator[Sample]:
+        """Scored samples behind the stopping sample: they never count."""
+        return iter(self._waiting.values())

@@ -1,0 +1,45 @@
+"""`--dry-run`: the resolved plan in words and numbers, before anything is loaded or paid for."""
+
+from configs.load import dump_config
+from configs.root import Config
+from engine import strategies
+from engine.core.strategy import Counts
+from engine.cores import CorePlan
+
+
+def describe_plan(config: Config, cores: CorePlan) -> str:
+    """Slots, arms, B, η, what follows from them, and the whole resolved configuration."""
+    strategy = strategies.build(config.strategy)
+    need = strategy.need(Counts(0, 0, 0, 0))
+    width = config.strategy.width or need
+    slots = config.worker.count * config.worker.slots
+    groups = config.learner.groups_per_step
+    lines = [
+        f"strategy     {config.strategy.name}: at most {strategy.n_max} samples a visit, {strategy.group_size} kept",
+        f"width        {width} requests a new arm ({'fixed' if config.strategy.width else 'by need'})",
+        f"slots        {config.worker.count} worker(s) x {config.worker.slots} = {slots} requests at once",
+        f"arms         {max(1, slots // width)} to {slots} open at once (a nearly finished arm needs one slot)",
+        f"B            {groups} groups a step, at most {groups * strategy.group_size} samples",
+        f"η            {config.staleness.max}: {_bound_in_words(config)}",
+        f"waiting      launching pauses above {groups} groups that wait for the learner",
+        f"budget       {strategy.n_max * slots // max(1, width)} samples at most for the arms that are open at once",
+        f"length       {_length_in_words(config)}",
+        f"{cores.describe()}",
+        "",
+        "# resolved configuration",
+        dump_config(config),
+    ]
+    return "\n".join(lines)
+
+
+def _bound_in_words(config: Config) -> str:
+    if config.staleness.max == 0:
+        return "strictly on-policy; generation waits for every weight update"
+    groups = config.staleness.max * config.learner.groups_per_step
+    return f"no token older than {config.staleness.max} version(s) at the gradient; {groups} groups may be ahead"
+
+
+def _length_in_words(config: Config) -> str:
+    steps = f"{config.run.max_steps} steps" if config.run.max_steps else ""
+    seconds = f"{config.run.max_train_s:g} s" if config.run.max_train_s else ""
+    return " or ".join(part for part in (steps, seconds) if part) + " of training"

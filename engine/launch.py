@@ -1,0 +1,51 @@
+"""The command lines of the processes that the engine starts: the same ones a cluster scheduler would place."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.root import Config
+from engine.cores import CorePlan
+from engine.run_folder import RunFolder
+from engine.supervisor import Command
+
+WORKER_MODULES = {"vllm": "workers.vllm", "simulated": "workers.simulated"}
+LEARNER_MODULES = {"torch": "learner.train", "simulated": "learner.simulated"}
+LEARNER = "learner"
+
+
+def worker_commands(config: Config, folder: RunFolder, address: str, plan: CorePlan) -> list[Command]:
+    """One command a worker of this machine."""
+    return [
+        Command(
+            name=f"worker-{index}",
+            arguments=[
+                *_module(WORKER_MODULES[config.worker.kind], address, folder),
+                "--name",
+                f"worker-{index}",
+            ],
+            log_path=folder.log_path(f"worker-{index}"),
+            cores=plan.generation[index],
+            max_restarts=config.worker.max_restarts,
+        )
+        for index in range(config.worker.count)
+    ]
+
+
+def learner_command(config: Config, folder: RunFolder, address: str, plan: CorePlan) -> Command:
+    """The learner's command."""
+    arguments: Sequence[str] = [
+        *_module(LEARNER_MODULES[config.learner.kind], address, folder),
+        *(["--run-folder", str(folder.path)] if config.learner.kind == "torch" else []),
+    ]
+    return Command(
+        name=LEARNER,
+        arguments=arguments,
+        log_path=folder.log_path(LEARNER),
+        cores=plan.learning,
+        pin=True,
+    )
+
+
+def _module(module: str, address: str, folder: RunFolder) -> list[str]:
+    config_path: Path = folder.path / "config.toml"
+    return ["-m", module, "--connect", address, "--config", str(config_path)]

@@ -1,0 +1,34 @@
+"""Reinforce-Ada-Seq, balanced: sample until k_pos right and k_neg wrong ones (arXiv 2510.04996, section 3).
+
+Deviation from the paper: the exit is tested after every sample in launch order, not after rounds.
+Need = (k_pos - x)+ + (k_neg - y)+, x and y the fresh right and wrong samples.
+"""
+
+from dataclasses import dataclass
+
+from engine.core.strategy import Counts, Selection, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """`strategy.name = "balance"`."""
+
+    k_pos: int
+    k_neg: int
+    n_max: int
+    group_size: int
+    selection: Selection = "balanced"
+
+    def verdict(self, counts: Counts) -> Verdict:
+        """Solved with enough of both classes, exhausted at n_max."""
+        if counts.fresh_right >= self.k_pos and counts.fresh_wrong >= self.k_neg:
+            return "solved"
+        return "exhausted" if counts.total >= self.n_max else "continue"
+
+    def missing(self, counts: Counts) -> tuple[int, int]:
+        """Samples missing of each class."""
+        return max(0, self.k_pos - counts.fresh_right), max(0, self.k_neg - counts.fresh_wrong)
+
+    def need(self, counts: Counts) -> int:
+        """Both classes' missing samples, within the budget."""
+        return min(sum(self.missing(counts)), self.n_max - counts.total)

@@ -1,0 +1,152 @@
+"""Child processes on this machine: start, watch, restart, stop. Knows commands and process groups, nothing of messages.
+
+Invariants: every child is its own session, so a signal to its group reaches its children too; a worker that dies is
+started again up to `worker.max_restarts` times; a learner that dies ends the run with its cause; nothing is left
+running when `stop` returns.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from engine.core.errors import RunError
+
+log = logging.getLogger(__name__)
+
+_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a child is started."""
+
+    name: str
+    arguments: Sequence[str]
+    log_path: Path
+    cores: Sequence[int] = ()
+    """Told to the child in ADASTREAM_CORES; empty = any."""
+    pin: bool = False
+    """Also set the child's affinity before it starts (a child with threads of its own kinds pins itself)."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    max_restarts: int = 0
+
+
+@dataclass(slots=True)
+class Child:
+    """A running child."""
+
+    command: Command
+    process: asyncio.subprocess.Process
+    num_restarts: int = 0
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Owns the children of one run."""
+
+    tasks: asyncio.TaskGroup
+    on_exit: Callable[[str, str], Awaitable[None]]
+    """(name, cause): a child that may be restarted ended; called before the restart."""
+    children: dict[str, Child] = field(default_factory=dict[str, Child])
+    _stopping: set[str] = field(default_factory=set[str])
+
+    async def start(self, command: Command) -> None:
+        """Start a child and watch it."""
+        child = Child(command, await _spawn(command))
+        self.children[command.name] = child
+        self.tasks.create_task(self._watch(child))
+
+    def kill(self, name: str) -> None:
+        """End a child at once (a fenced worker); its watcher restarts it."""
+        child = self.children.get(name)
+        if child is not None and child.process.returncode is None:
+            _signal_group(child.process.pid, signal.SIGKILL)
+
+    def expect_exit(self, name: str) -> None:
+        """This child was told to finish: its end is no failure."""
+        self._stopping.add(name)
+
+    async def stop(self, deadline_s: float) -> None:
+        """Terminate every child, kill what is left at the deadline, and wait until all are gone."""
+        self._stopping.update(self.children)
+        running = [child.process for child in self.children.values() if child.process.returncode is None]
+        for process in running:
+            _signal_group(process.pid, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(deadline_s):
+                for process in running:
+                    await process.wait()
+        except TimeoutError:
+            log.warning("children did not end within %.0f s and are killed", deadline_s)
+        for child in self.children.values():
+            _signal_group(child.process.pid, signal.SIGKILL)
+        for process in running:
+            await process.wait()
+
+    async def wait_exit(self, name: str, deadline_s: float) -> None:
+        """Wait for a child that was told to finish; at the deadline it is left to `stop`."""
+        self.expect_exit(name)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.children[name].process.wait()
+        except TimeoutError:
+            log.warning("%s did not finish within %.0f s", name, deadline_s)
+
+    async def _watch(self, child: Child) -> None:
+        command = child.command
+        while True:
+            code = await child.process.wait()
+            _signal_group(child.process.pid, signal.SIGKILL)
+            if command.name in self._stopping:
+                return
+            cause = f"{command.name} {_cause(code)}; its last lines ({command.log_path}):\n{_tail(command.log_path)}"
+            if child.num_restarts >= command.max_restarts:
+                raise RunError(cause)
+            child.num_restarts += 1
+            log.warning("%s %s; restart %d of %d", command.name, _cause(code), child.num_restarts, command.max_restarts)
+            await self.on_exit(command.name, _cause(code))
+            child.process = await _spawn(command)
+
+
+async def _spawn(command: Command) -> asyncio.subprocess.Process:
+    environment = {**os.environ, **command.environment}
+    if command.cores:
+        environment["ADASTREAM_CORES"] = ",".join(map(str, command.cores))
+    with command.log_path.open("ab") as output:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command.arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=partial(os.sched_setaffinity, 0, tuple(command.cores))
+            if command.pin and command.cores
+            else None,
+        )
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        # The group has ended, which is what a signal to it asks for.
+        return
+
+
+def _cause(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return "\n".join(f"  {line}" for line in lines[-15:])

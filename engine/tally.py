@@ -1,0 +1,69 @@
+"""Running totals of a run: what the live view, the summary and the ledger read.
+
+Counts only; decides nothing. Times are the event loop's clock, seconds.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from engine.core.ledger import TokenLedger
+
+MEAN_STEPS = 5
+"""Steps of the moving mean of first-sample rewards."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Totals since training began."""
+
+    ledger: TokenLedger = field(default_factory=TokenLedger)
+    samples_launched: int = 0
+    samples_counted: int = 0
+    samples_aborted: int = 0
+    samples_failed: int = 0
+    expired_samples: int = 0
+    groups_trained: int = 0
+    groups_zero_signal: int = 0
+    groups_dropped: int = 0
+    prompts_quarantined: int = 0
+    steps: int = 0
+    max_staleness: int = 0
+    staleness_mean: float = 0.0
+    learner_busy_s: float = 0.0
+    learner_tokens: int = 0
+    """Prompt and response tokens that the learner computed."""
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    step_rewards: list[float] = field(default_factory=list[float])
+    """Mean first-sample reward of each step."""
+    _first_rewards: list[float] = field(default_factory=list[float])
+    _recent_groups: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
+
+    def first_sample(self, reward: float) -> None:
+        """The first launched sample of an arm was scored: an unbiased look at the policy."""
+        self._first_rewards.append(reward)
+
+    def step(self, now: float, num_groups: int) -> float | None:
+        """A step was taken; returns the mean first-sample reward since the last one, None without any."""
+        self.steps += 1
+        self.groups_trained += num_groups
+        self._recent_groups.append((now, num_groups))
+        while now - self._recent_groups[0][0] > 300.0:
+            self._recent_groups.popleft()
+        if not self._first_rewards:
+            return None
+        reward = sum(self._first_rewards) / len(self._first_rewards)
+        self._first_rewards.clear()
+        self.step_rewards.append(reward)
+        return reward
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Moving mean over the last steps' first-sample rewards."""
+        recent = self.step_rewards[-MEAN_STEPS:]
+        return sum(recent) / len(recent) if recent else None
+
+    def useful_groups_per_min(self, now: float) -> float:
+        """Groups with non-zero advantage that were trained, a minute, since training began."""
+        elapsed = (self.ended_at or now) - self.started_at
+        return 60.0 * self.groups_trained / elapsed if elapsed > 0 else 0.0
