@@ -25,7 +25,7 @@ from engine.prompt_feed import PromptFeed
 from engine.run_folder import RunFolder
 from engine.scheduler import Ports, Scheduler
 from engine.summary import SummaryValue, Times, summarize
-from engine.supervisor import Supervisor
+from engine.supervisor import Children, OnExit, Supervisor
 from engine.tally import Tally
 from engine.transport.base import Hub, PeerGone, PeerJoined, Received
 from engine.verifiers import Grader
@@ -62,6 +62,7 @@ class Inputs:
     train: Sequence[PromptRow]
     test: Sequence[PromptRow]
     cores: CorePlan
+    children: Callable[[asyncio.TaskGroup, OnExit], Children] = Supervisor
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class Coordinator:
     fleet: Fleet = field(default_factory=Fleet)
     before: Accuracy | None = None
     after: Accuracy | None = None
-    supervisor: Supervisor = field(init=False)
+    supervisor: Children = field(init=False)
     updater: WeightUpdater = field(init=False)
     scheduler: Scheduler = field(init=False)
     _encoder: Encoder = field(init=False)
@@ -92,7 +93,7 @@ class Coordinator:
     def __post_init__(self) -> None:
         """Build the parts; nothing runs yet."""
         inputs, config = self.inputs, self.inputs.config
-        self.supervisor = Supervisor(self.tasks, self._on_child_exit)
+        self.supervisor = inputs.children(self.tasks, self._on_child_exit)
         self._encoder = Encoder(inputs.hub, self.fleet, config.model.chat_template)
         self._feed = PromptFeed(
             rows=inputs.train,
@@ -118,7 +119,9 @@ class Coordinator:
             config.run.seed,
         )
         ports = Ports(inputs.hub, self.fleet, self._feed, inputs.grader, inputs.recorder, inputs.folder, self.tasks)
-        self.scheduler = Scheduler(config, ports, Dispatcher(_policy(config)), self.tally, LEARNER, self._on_step)
+        self.scheduler = Scheduler(
+            config, ports, Dispatcher(_policy(config)), self.tally, LEARNER, self._on_step, self._progress.set
+        )
 
     # --- phases -----------------------------------------------------------------------------------------------------
 
@@ -133,14 +136,13 @@ class Coordinator:
         self.before = await self._evaluate("before")
         await self._train()
         await self._drain()
-        held = self.scheduler.held_tokens
         if not self.interrupted:
             self.after = await self._evaluate("after")
         await self._save()
         for task in (reader, updater):
             task.cancel()
         times = Times(loop.time() - self.started_at, self._setup_s, self.tally.ended_at - self.tally.started_at)
-        return summarize(self.tally, self.updater.history, self.before, self.after, times, held)
+        return summarize(self.tally, self.updater.history, self.before, self.after, times, self.scheduler.held_tokens)
 
     def interrupt(self, signal_name: str) -> bool:
         """Finish training, save and end; False when the run is in no phase that can be cut short."""
@@ -203,7 +205,7 @@ class Coordinator:
         await self.scheduler.stop()
         self._feed.stop()
         deadline_s = self.inputs.config.server.drain_deadline_s
-        await self._until(lambda: self.fleet.num_in_flight == 0, deadline_s, "aborted samples")
+        await self._until(lambda: self.scheduler.is_idle, deadline_s, "aborted samples and open verdicts")
         await self._until(
             lambda: self.updater.published >= self.scheduler.dispatcher.learner_version,
             deadline_s,

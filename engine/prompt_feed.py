@@ -73,7 +73,7 @@ class PromptFeed:
             num_visits += len(visits)
             if num_visits >= len(self.rows) and self.num_skipped == len(self.rows):
                 raise DataError(
-                    f"none of the {len(self.rows)} training prompts fits: each is longer than {self.max_prompt_tokens} tokens"
+                    f"none of the {len(self.rows)} training prompts fits into {self.max_prompt_tokens} tokens"
                     " (model.max_context_tokens - sampling.max_tokens)"
                 )
             self.changed()

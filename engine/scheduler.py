@@ -69,6 +69,7 @@ class Scheduler:
     tally: Tally
     learner: str = "learner"
     on_step: Callable[[StepDone, float | None], None] = lambda _step, _reward: None
+    on_change: Callable[[], None] = lambda: None
     credit: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: bool = False
@@ -81,6 +82,7 @@ class Scheduler:
     def wake(self) -> None:
         """Something changed that may allow a launch or a shipment."""
         self._changed.set()
+        self.on_change()
 
     async def run(self) -> None:
         """Launch and ship until stopped."""
@@ -103,6 +105,11 @@ class Scheduler:
     def is_starved(self) -> bool:
         """Whether nothing is left to sample: every epoch is over and every arm retired."""
         return self.ports.feed.is_empty and not self.dispatcher.arms
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request and no verdict is under way."""
+        return not self._launched_at and not self._num_scoring
 
     @property
     def held_tokens(self) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from engine.core.errors import RunError
 
@@ -37,6 +38,30 @@ class Command:
     max_restarts: int = 0
 
 
+OnExit = Callable[[str, str], Awaitable[None]]
+"""(name, cause): a child that is restarted next has ended."""
+
+
+class Children(Protocol):
+    """What a run asks of its children's owner; `Supervisor` for processes, another one for simulations in one loop."""
+
+    async def start(self, command: Command) -> None:
+        """Start a child and watch it."""
+        ...
+
+    def kill(self, name: str) -> None:
+        """End a child at once; it is restarted."""
+        ...
+
+    def expect_exit(self, name: str) -> None:
+        """This child was told to finish: its end is no failure."""
+        ...
+
+    async def stop(self, deadline_s: float) -> None:
+        """End every child and wait until all are gone."""
+        ...
+
+
 @dataclass(slots=True)
 class Child:
     """A running child."""
@@ -51,8 +76,7 @@ class Supervisor:
     """Owns the children of one run."""
 
     tasks: asyncio.TaskGroup
-    on_exit: Callable[[str, str], Awaitable[None]]
-    """(name, cause): a child that may be restarted ended; called before the restart."""
+    on_exit: OnExit
     children: dict[str, Child] = field(default_factory=dict[str, Child])
     _stopping: set[str] = field(default_factory=set[str])
 
@@ -88,15 +112,6 @@ class Supervisor:
             _signal_group(child.process.pid, signal.SIGKILL)
         for process in running:
             await process.wait()
-
-    async def wait_exit(self, name: str, deadline_s: float) -> None:
-        """Wait for a child that was told to finish; at the deadline it is left to `stop`."""
-        self.expect_exit(name)
-        try:
-            async with asyncio.timeout(deadline_s):
-                await self.children[name].process.wait()
-        except TimeoutError:
-            log.warning("%s did not finish within %.0f s", name, deadline_s)
 
     async def _watch(self, child: Child) -> None:
         command = child.command

@@ -128,6 +128,7 @@ class VerifierPool:
         self._tasks = asyncio.TaskGroup()
         self._slots: list[_Slot] = []
         self._serving: list[asyncio.Task[None]] = []
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
         """Start the children and wait until each has passed its self-test.
@@ -144,6 +145,7 @@ class VerifierPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Kill the children. Raises RunError when a child could not be replaced."""
+        self._is_closed = True
         for task in self._serving:
             task.cancel()
         if not isinstance(error, asyncio.CancelledError):
@@ -161,11 +163,17 @@ class VerifierPool:
             await asyncio.shield(self._end_all())
 
     async def grade(self, text: str, answer: str) -> Verdict:
-        """Verdict on response `text` given the reference `answer`; waits while the queue is full."""
+        """Verdict on response `text` given the reference `answer`; waits while the queue is full.
+
+        Raises:
+            RunError: the pool was closed before the verdict.
+        """
         # A lone surrogate is no UTF-8; it must not cost the sample its verdict.
         sendable = text.encode(errors="replace").decode()
         job = _Job(GradeRequest(sendable, answer), asyncio.get_running_loop().create_future())
         await self._queue.put(job)
+        if self._is_closed:  # nobody serves the queue any more
+            _fail(job)
         return await job.verdict
 
     def statistics(self) -> VerifierStatistics:
@@ -204,6 +212,9 @@ class VerifierPool:
         except BaseExceptionGroup as group:
             await asyncio.shield(self._end_all())
             raise RunError(f"verifier {self._config.name!r} did not start: {_first(group)}") from group
+        except asyncio.CancelledError:
+            await asyncio.shield(self._end_all())
+            raise
 
     async def _serve(self, slot: _Slot) -> None:
         """Consumes jobs, waits for its child, is unblocked by reply, death or deadline; ends when cancelled."""
