@@ -276,7 +276,7 @@ class Coordinator:
                 if message.key.arm < 0:
                     self._evaluator.on_failed(message)
                 else:
-                    self.scheduler.on_sample_failed(message)
+                    self.scheduler.on_sample_failed(peer, message)
             case Staged() | Applied():
                 self.updater.on_answer(peer, message)
             case Encoded():

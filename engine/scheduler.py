@@ -23,6 +23,7 @@ from engine.core.width import Pace
 from engine.fleet import Fleet
 from engine.prompt_feed import PromptFeed
 from engine.run_folder import RunFolder
+from engine.settlement import Settlement
 from engine.tally import Tally
 from engine.transport.base import Hub
 from engine.verifiers import Grader
@@ -39,7 +40,6 @@ from engine.wire import (
     TrainSample,
     Verdict,
 )
-from metrics.catalogue import tier_of
 from metrics.recorder import Recorder
 
 _SMOOTHING = 0.9
@@ -71,13 +71,17 @@ class Scheduler:
     on_step: Callable[[StepDone, float | None], None] = lambda _step, _reward: None
     on_change: Callable[[], None] = lambda: None
     credit: int = 0
+    books: Settlement = field(init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: bool = False
     _launched_at: dict[SampleKey, float] = field(default_factory=dict[SampleKey, float])
     _num_scoring: int = 0
     _scoring_tokens: int = 0
-    _groups: dict[int, Group] = field(default_factory=dict[int, Group])
     _published_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Open the books."""
+        self.books = Settlement(self.tally, self.ports.recorder)
 
     def wake(self) -> None:
         """Something changed that may allow a launch or a shipment."""
@@ -114,9 +118,8 @@ class Scheduler:
     @property
     def held_tokens(self) -> int:
         """Tokens whose fate is open: live arms, samples being scored, groups not trained yet."""
-        arms = sum(_pool_tokens(arm) for arm in self.dispatcher.arms.values())
-        groups = sum(_pool_tokens(group.arm) for group in self._groups.values())
-        return arms + groups + self._scoring_tokens
+        arms = sum(_open_tokens(arm) for arm in self.dispatcher.arms.values())
+        return arms + self.books.held_tokens + self._scoring_tokens
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -126,11 +129,10 @@ class Scheduler:
         num_tokens = len(message.token_ids)
         self.ports.fleet.release(key)
         launched_at = self._launched_at.pop(key, None)
-        self.ports.recorder.generated(worker, num_tokens, 1)
-        self.tally.ledger.generated += num_tokens
+        self.books.arrived(worker, num_tokens)
         is_awaited = self.dispatcher.is_open(key.arm, key.index, key.retry) and launched_at is not None
         if self._stopped or message.finish_reason == "abort" or not is_awaited:
-            self._abort_tokens(num_tokens)
+            self.books.aborted(num_tokens)
             if is_awaited and not self._stopped:
                 self._failed(key)
         else:
@@ -139,12 +141,12 @@ class Scheduler:
             self.ports.tasks.create_task(self._grade(message, launched_at or 0.0))
         self.wake()
 
-    def on_sample_failed(self, message: SampleFailed) -> None:
+    def on_sample_failed(self, worker: str, message: SampleFailed) -> None:
         """A worker could not answer: never a wrong answer."""
         self.ports.fleet.release(message.key)
         self._launched_at.pop(message.key, None)
-        self.tally.ledger.generated += message.tokens_lost
-        self._fail_tokens(message.tokens_lost)
+        self.books.arrived(worker, message.tokens_lost)
+        self.books.failed(message.tokens_lost)
         self._failed(message.key)
         self.wake()
 
@@ -172,14 +174,12 @@ class Scheduler:
 
     def on_step_done(self, step: StepDone) -> None:
         """The learner took an optimizer step."""
-        groups = [self._groups.pop(group_id) for group_id in step.group_ids]
-        dropped = [self._groups.pop(group_id) for group_id in step.dropped_group_ids]
-        self.dispatcher.step_done(step.policy_version, len(groups) + len(dropped))
-        for group in groups:
-            self._trained(group, step.policy_version - 1)
-        for group in dropped:
-            self._dropped(group)
-        reward = self.tally.step(asyncio.get_running_loop().time(), len(groups))
+        self.dispatcher.step_done(step.policy_version, len(step.group_ids) + len(step.dropped_group_ids))
+        for group_id in step.group_ids:
+            self.books.trained(group_id, step.policy_version - 1)
+        for group_id in step.dropped_group_ids:
+            self.books.dropped(group_id)
+        reward = self.tally.step(asyncio.get_running_loop().time(), len(step.group_ids))
         self.ports.recorder.step(step.policy_version, step.metrics)
         self.tally.max_staleness = max(self.tally.max_staleness, int(step.metrics.get("max_staleness", 0)))
         self.tally.staleness_mean = step.metrics.get("mean_staleness", 0.0)
@@ -221,7 +221,7 @@ class Scheduler:
     async def _ship(self) -> None:
         while self.credit > 0 and (found := self.dispatcher.next_group()) is not None:
             if isinstance(found, Group):
-                self._dropped(self._groups.pop(found.group_id))
+                self.books.dropped(found.group_id)
                 continue
             group, trained_at = found
             self.credit -= 1
@@ -274,9 +274,9 @@ class Scheduler:
         self._num_scoring -= 1
         self._scoring_tokens -= num_tokens
         if self._stopped or not self.dispatcher.is_open(key.arm, key.index, key.retry):
-            self._abort_tokens(num_tokens)
+            self.books.aborted(num_tokens)
         elif verdict in ("timeout", "crashed"):
-            self._fail_tokens(num_tokens)
+            self.books.failed(num_tokens)
             self._failed(key)
         else:
             await self._scored(message, verdict, launched_at)
@@ -305,61 +305,14 @@ class Scheduler:
             self.ports.tasks.create_task(self._retired(retirement))
 
     async def _retired(self, retirement: Retirement) -> None:
-        arm, recorder = retirement.arm, self.ports.recorder
+        arm = retirement.arm
         open_keys = [SampleKey(arm.arm_id, index, retry) for index, retry in arm.in_flight.items()]
-        num_right = sum(s.is_right for s in arm.counted)
-        self.tally.samples_counted += len(arm.counted)
-        self.tally.expired_samples += retirement.num_expired
-        tokens = sum(s.num_tokens for s in arm.counted)
-        recorder.arm_retired(retirement.reason, tier_of(num_right, len(arm.counted)), len(arm.counted), tokens)
-        recorder.group(retirement.outcome)
-        for sample in arm.uncounted():
-            self._abort_tokens(sample.num_tokens)
-        if retirement.group is not None:
-            self._groups[retirement.group.group_id] = retirement.group
-        else:
-            self._no_group(retirement)
+        self.books.retired(retirement)
+        if retirement.outcome == "dropped_failed":
+            self.ports.feed.quarantined.add(arm.prompt.prompt_id)
         self.ports.folder.arm(retirement, self.dispatcher.learner_version)
         self.wake()
         await self._abort(open_keys)
-
-    def _no_group(self, retirement: Retirement) -> None:
-        self._count_tokens(sum(s.num_tokens for s in retirement.arm.counted))
-        self.tally.groups_zero_signal += retirement.outcome == "zero_signal"
-        self.tally.groups_dropped += retirement.outcome in ("dropped_expired", "dropped_failed")
-        if retirement.outcome == "dropped_failed":
-            self.tally.prompts_quarantined += 1
-            self.ports.feed.quarantined.add(retirement.arm.prompt.prompt_id)
-            self.ports.recorder.prompts(quarantined=1)
-
-    def _trained(self, group: Group, version: int) -> None:
-        kept = sum(s.num_tokens for s in group.kept)
-        self.tally.ledger.trained += kept
-        self.ports.recorder.tokens("trained", kept)
-        self._count_tokens(sum(s.num_tokens for s in group.arm.counted) - kept)
-        self.ports.recorder.group("trained")
-        for sample in group.kept:
-            self.ports.recorder.staleness(version - sample.min_version, 1)
-
-    def _dropped(self, group: Group) -> None:
-        self._count_tokens(sum(s.num_tokens for s in group.arm.counted))
-        self.tally.groups_dropped += 1
-        self.ports.recorder.group("dropped_expired")
-
-    # --- tokens -----------------------------------------------------------------------------------------------------
-
-    def _count_tokens(self, tokens: int) -> None:
-        self.tally.ledger.counted += tokens
-        self.ports.recorder.tokens("counted", tokens)
-
-    def _abort_tokens(self, tokens: int) -> None:
-        self.tally.samples_aborted += 1
-        self.tally.ledger.aborted += tokens
-        self.ports.recorder.tokens("aborted", tokens)
-
-    def _fail_tokens(self, tokens: int) -> None:
-        self.tally.ledger.failed += tokens
-        self.ports.recorder.tokens("failed", tokens)
 
     def _show(self) -> None:
         dispatcher, fleet = self.dispatcher, self.ports.fleet
@@ -377,9 +330,8 @@ def _token_ids(arm: Arm) -> Int32s:
     return cast("Int32s", arm.prompt.token_ids)  # opaque to the core; PromptFeed put it there
 
 
-def _pool_tokens(arm: Arm) -> int:
-    waiting = 0 if arm.retired else sum(s.num_tokens for s in arm.uncounted())
-    return sum(s.num_tokens for s in arm.counted) + waiting
+def _open_tokens(arm: Arm) -> int:
+    return sum(s.num_tokens for s in arm.counted) + sum(s.num_tokens for s in arm.uncounted())
 
 
 def _mean(past: float, value: float) -> float:

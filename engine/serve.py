@@ -113,7 +113,7 @@ async def _run(job: Job, folder: RunFolder, view: LiveView) -> int:
             config.server.host, config.server.wire_port, silence_deadline_s=config.worker.heartbeat_deadline_s
         )
         stack.push_async_callback(hub.close)
-        grader = await stack.enter_async_context(VerifierPool(config.verifier))
+        grader = await stack.enter_async_context(VerifierPool(config.verifier, observe=recorder.verdict))
         inputs = Inputs(config, folder, hub, grader, recorder, job.train, job.test, job.cores)
         async with asyncio.TaskGroup() as tasks:
             coordinator = Coordinator(inputs, tasks)

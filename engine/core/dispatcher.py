@@ -58,8 +58,9 @@ class Retirement:
     reason: Reason
     outcome: Outcome
     group: Group | None
-    num_expired: int
-    """Counted samples that were too old to be kept."""
+    expired_right: int
+    """Right samples that counted but were too old to be kept."""
+    expired_wrong: int
 
 
 @dataclass(slots=True)
@@ -180,13 +181,14 @@ class Dispatcher:
         cutoff = self.cutoff
         arm.retired = reason
         del self.arms[arm.arm_id]
-        num_expired = sum(s.min_version < cutoff for s in arm.counted)
+        counts = arm.counts(cutoff)
+        expired = (counts.right - counts.fresh_right, counts.wrong - counts.fresh_wrong)
         if reason == "failed":
-            return Retirement(arm, reason, "dropped_failed", None, num_expired)
+            return Retirement(arm, reason, "dropped_failed", None, *expired)
         group = seal(self._num_groups, arm, self.policy.strategy, cutoff)
         if group is None:
             outcome: Outcome = "dropped_expired" if has_spread(arm) else "zero_signal"
-            return Retirement(arm, reason, outcome, None, num_expired)
+            return Retirement(arm, reason, outcome, None, *expired)
         self._num_groups += 1
         self.ready.append(group)
-        return Retirement(arm, reason, "sealed", group, num_expired)
+        return Retirement(arm, reason, "sealed", group, *expired)

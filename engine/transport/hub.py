@@ -4,6 +4,7 @@ Invariants:
 - Every `PeerJoined` is followed by exactly one `PeerGone`, also when the engine itself drops the peer; messages of a
   life lie between the two, and after `drop` none of them is seen any more.
 - A life that ended never comes back: its process must start again, with a new life.
+- A life has a route of its own, so what a late or stray process sends is never taken for its namesake's.
 - Bytes of a peer can end that peer's life, never the hub.
 
 `zmq.ZmqHub` and `memory.MemoryHub` add how parcels travel. They call `_on_message`, `_on_garbage`, `_on_disconnect`
@@ -34,9 +35,15 @@ REMEMBERED_LIVES = 64
 Delivery = Literal["sent", "full", "unreachable"]
 
 
+def route_of(hello: Hello) -> str:
+    """Where parcels of this life come from and go to."""
+    return f"{hello.name}/{hello.life}"
+
+
 @dataclass(slots=True)
 class _Peer(Generic[Parcel]):
     hello: Hello
+    route: str
     channel: Channel[Parcel]
     heard_at: float
     grace: asyncio.TimerHandle | None = None
@@ -69,7 +76,7 @@ class HubSide(ABC, Generic[Parcel]):
     def _pack(self, message: Message, seq: int) -> Parcel: ...
 
     @abstractmethod
-    def _transmit(self, name: str, parcel: Parcel) -> Delivery: ...
+    def _transmit(self, route: str, parcel: Parcel) -> Delivery: ...
 
     @abstractmethod
     async def _release(self) -> None:
@@ -113,8 +120,8 @@ class HubSide(ABC, Generic[Parcel]):
         known = self._peers.get(peer)
         if known is not None:
             self._events = deque(entry for entry in self._events if entry[1] is not known)
-            self._end(peer, reason)
-            self._control(peer, Refused(reason=f"dropped by the engine: {reason}"))
+            self._end(known, reason)
+            self._control(known.route, Refused(reason=f"dropped by the engine: {reason}"))
 
     async def close(self) -> None:
         """Wait up to 1 s for outstanding acknowledgements, tell every peer, give back the sockets; once is enough."""
@@ -122,17 +129,23 @@ class HubSide(ABC, Generic[Parcel]):
             return
         self._is_closed = True
         try:
+            await self._say_goodbye()
+        finally:
+            self._fail("the hub is closed")
+            await self._release()
+
+    async def _say_goodbye(self) -> None:
+        try:
             async with asyncio.timeout(CLOSE_DEADLINE_S):
                 for peer in list(self._peers.values()):
                     await peer.channel.flush()
         except TimeoutError:
             late = [name for name, peer in self._peers.items() if peer.channel.outstanding]
             logger.warning("hub closed with unacknowledged messages to %s", ", ".join(late))
-        self._unanswered = set(self._peers)
-        for name in list(self._peers):
-            self._end(name, "the engine closed")
-            self._control(name, Closed(reason="the engine closed"))
-        self._fail("the hub is closed")
+        for peer in list(self._peers.values()):
+            self._unanswered.add(peer.route)
+            self._end(peer, "the engine closed")
+            self._control(peer.route, Closed(reason="the engine closed"))
         try:
             async with asyncio.timeout(FAREWELL_S):
                 while self._unanswered:
@@ -140,7 +153,6 @@ class HubSide(ABC, Generic[Parcel]):
                     await self._answered.wait()
         except TimeoutError:
             logger.info("no answer to the farewell from %s", ", ".join(sorted(self._unanswered)))
-        await self._release()
 
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or reason
@@ -150,28 +162,33 @@ class HubSide(ABC, Generic[Parcel]):
         self._events.append((event, peer))
         self._arrived.set()
 
-    def _control(self, name: str, message: Message) -> None:
-        self._transmit(name, self._pack(message, 0))
+    def _control(self, route: str, message: Message) -> None:
+        self._transmit(route, self._pack(message, 0))
 
-    def _sender(self, name: str) -> Callable[[Parcel], bool]:
+    def _sender(self, route: str) -> Callable[[Parcel], bool]:
         """A channel's way out; finding nobody there starts the wait for a reconnection."""
 
         def transmit(parcel: Parcel) -> bool:
-            delivery = self._transmit(name, parcel)
+            delivery = self._transmit(route, parcel)
             if delivery == "unreachable":
-                self._on_disconnect(name)
+                self._on_disconnect(route)
             return delivery == "sent"
 
         return transmit
 
-    def _on_message(self, name: str, seq: int, message: Message) -> None:
-        if isinstance(message, Hello):
-            self._on_hello(name, message)
-            return
+    def _peer_at(self, route: str) -> _Peer[Parcel] | None:
+        name = route.rpartition("/")[0]
         peer = self._peers.get(name)
+        return peer if peer is not None and peer.route == route else None
+
+    def _on_message(self, route: str, seq: int, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._on_hello(route, message)
+            return
+        peer = self._peer_at(route)
         if peer is None:  # the tail of a life that ended
             if isinstance(message, Closed):
-                self._unanswered.discard(name)
+                self._unanswered.discard(route)
                 self._answered.set()
             return
         peer.heard_at = self._loop.time()
@@ -179,39 +196,40 @@ class HubSide(ABC, Generic[Parcel]):
             if isinstance(message, Ack):
                 peer.channel.on_ack(message.seq)
             elif isinstance(message, Closed):
-                self._end(name, f"it closed: {message.reason}")
-                self._control(name, Closed(reason="goodbye"))
+                self._end(peer, f"it closed: {message.reason}")
+                self._control(route, Closed(reason="goodbye"))
             elif peer.channel.accept(seq):
-                self._push(Received(name, message), peer)
+                self._push(Received(peer.hello.name, message), peer)
         except WireError as exc:
-            self._refuse(name, str(exc))
+            self._refuse(route, str(exc))
 
-    def _on_garbage(self, name: str, error: WireError) -> None:
-        """Bytes that are no message arrived under `name`."""
-        self._refuse(name, str(error))
+    def _on_garbage(self, route: str, error: WireError) -> None:
+        """Bytes that are no message arrived from `route`."""
+        self._refuse(route, str(error))
 
-    def _refuse(self, name: str, reason: str) -> None:
-        logger.warning("peer %s refused: %s", name, reason)
-        self._end(name, reason)
-        self._control(name, Refused(reason=reason))
+    def _refuse(self, route: str, reason: str) -> None:
+        logger.warning("peer %s refused: %s", route, reason)
+        peer = self._peer_at(route)
+        if peer is not None:
+            self._end(peer, reason)
+        self._control(route, Refused(reason=reason))
 
-    def _on_hello(self, name: str, hello: Hello) -> None:
-        problem = self._objection(name, hello)
+    def _on_hello(self, route: str, hello: Hello) -> None:
+        problem = self._objection(route, hello)
         if problem is not None:
-            logger.warning("peer %s (pid %s) refused: %s", name, hello.pid, problem)
-            self._control(name, Refused(reason=problem))
+            self._refuse(route, problem)
             return
-        peer = self._peers.get(name)
-        if peer is not None and peer.hello.life != hello.life:
-            self._end(name, f"replaced by a new life (pid {hello.pid})")
+        peer = self._peers.get(hello.name)
+        if peer is not None and peer.route != route:
+            self._refuse(peer.route, f"replaced by a new life (pid {hello.pid})")
             peer = None
-        self._control(name, self._welcome())
+        self._control(route, self._welcome())
         if peer is None:
-            channel = Channel(f"peer {name!r}", self._window, self._pack, self._sender(name))
-            self._peers[name] = _Peer(hello, channel, self._loop.time())
-            self._push(PeerJoined(name, hello))
+            channel = Channel(f"peer {hello.name!r}", self._window, self._pack, self._sender(route))
+            self._peers[hello.name] = _Peer(hello, route, channel, self._loop.time())
+            self._push(PeerJoined(hello.name, hello))
             return
-        logger.info("peer %s reconnected, %s messages sent again", name, peer.channel.outstanding)
+        logger.info("peer %s reconnected, %s messages sent again", hello.name, peer.channel.outstanding)
         peer.heard_at = self._loop.time()
         if peer.grace is not None:
             peer.grace.cancel()
@@ -226,36 +244,34 @@ class HubSide(ABC, Generic[Parcel]):
             silence_deadline_s=self._silence_deadline_s,
         )
 
-    def _objection(self, name: str, hello: Hello) -> str | None:
+    def _objection(self, route: str, hello: Hello) -> str | None:
         if hello.protocol != PROTOCOL_VERSION:
             return f"protocol must be {PROTOCOL_VERSION}, got {hello.protocol}; install the same version on both sides"
-        if hello.name != name:
-            return f"connected as {name!r}, but says its name is {hello.name!r}"
-        if hello.life in self._ended.get(name, ()):
-            return f"this life of {name!r} was reported gone; start the process again"
+        if route_of(hello) != route:
+            return f"connected as {route!r}, but says it is {route_of(hello)!r}"
+        if hello.life in self._ended.get(hello.name, ()):
+            return f"this life of {hello.name!r} was reported gone; start the process again"
         return None
 
-    def _on_disconnect(self, name: str) -> None:
-        peer = self._peers.get(name)
+    def _on_disconnect(self, route: str) -> None:
+        peer = self._peer_at(route)
         if peer is not None and peer.grace is None:
             reason = f"it disconnected and was not back within {self._grace_s:g} s"
-            peer.grace = self._loop.call_later(self._grace_s, self._end, name, reason)
+            peer.grace = self._loop.call_later(self._grace_s, self._end, peer, reason)
 
     def _on_beat(self, is_late: bool, silent_after_s: float) -> None:
         now = self._loop.time()
-        for name, peer in list(self._peers.items()):
+        for peer in list(self._peers.values()):
             if not is_late and now - peer.heard_at >= silent_after_s:
-                self._refuse(name, f"silent for {now - peer.heard_at:.1f} s")
+                self._refuse(peer.route, f"silent for {now - peer.heard_at:.1f} s")
             else:
                 peer.channel.show_life()
 
-    def _end(self, name: str, reason: str) -> None:
-        """The life of `name` is over; nothing for a name without one."""
-        peer = self._peers.pop(name, None)
-        if peer is None:
-            return
+    def _end(self, peer: _Peer[Parcel], reason: str) -> None:
+        """The life of `peer` is over."""
+        del self._peers[peer.hello.name]
         if peer.grace is not None:
             peer.grace.cancel()
-        self._ended.setdefault(name, deque(maxlen=REMEMBERED_LIVES)).append(peer.hello.life)
+        self._ended.setdefault(peer.hello.name, deque(maxlen=REMEMBERED_LIVES)).append(peer.hello.life)
         peer.channel.fail(reason)
-        self._push(PeerGone(name, reason))
+        self._push(PeerGone(peer.hello.name, reason))

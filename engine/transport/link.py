@@ -39,7 +39,6 @@ class LinkSide(ABC, Generic[Parcel]):
         self._engine_life: str | None = None
         self._heard_at = self._loop.time()
         self._is_closed = False
-        self._answered = asyncio.Event()  # set when the engine said goodbye
         self._inbox: deque[Message] = deque()  # bounded: the channel accepts window messages that are not consumed
         self._arrived = asyncio.Event()  # set when a message waits, the engine welcomed us or is lost
 
@@ -84,19 +83,27 @@ class LinkSide(ABC, Generic[Parcel]):
             return
         self._is_closed = True
         try:
+            await self._say_goodbye()
+        finally:
+            self._lose("this link is closed")
+            await self._release()
+
+    async def _say_goodbye(self) -> None:
+        try:
             async with asyncio.timeout(CLOSE_DEADLINE_S):
                 await self._channel.flush()
         except TimeoutError:
             logger.warning("link closed with %s unacknowledged messages", self._channel.outstanding)
-        if self._channel.lost is None:
-            self._transmit(self._pack(Closed(reason="clean exit"), 0))
-            try:
-                async with asyncio.timeout(FAREWELL_S):
-                    await self._answered.wait()
-            except TimeoutError:
-                logger.info("no answer to the farewell")
-        self._lose("this link is closed")
-        await self._release()
+        if self._channel.lost is not None:
+            return
+        self._transmit(self._pack(Closed(reason="clean exit"), 0))
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                while self._channel.lost is None:  # the engine's goodbye ends it
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            logger.info("no answer to the farewell")
 
     def _open_channel(self, window: int) -> Channel[Parcel]:
         return Channel("the engine", window, self._pack, self._transmit)
@@ -147,7 +154,6 @@ class LinkSide(ABC, Generic[Parcel]):
         elif isinstance(message, Refused | Closed):
             if not self._is_closed:
                 self._transmit(self._pack(Closed(reason="goodbye"), 0))
-            self._answered.set()
             self._lose(message.reason)
         elif self._engine_life is not None:  # before the welcome: the rest of what an earlier life was sent
             try:

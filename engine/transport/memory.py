@@ -10,7 +10,7 @@ from typing import Self, TypeAlias
 from engine.core.errors import RunError
 from engine.transport.base import DEFAULT_WINDOW
 from engine.transport.channel import MAX_GRACE_S
-from engine.transport.hub import Delivery, HubSide
+from engine.transport.hub import Delivery, HubSide, route_of
 from engine.transport.link import LinkSide
 from engine.wire import Hello, Message, decode, encode
 
@@ -47,37 +47,33 @@ class MemoryHub(HubSide[_Numbered]):
         return decode(encode(message, seq)) if self._verify else (seq, message)
 
     def attach(self, link: "MemoryLink") -> None:
-        """A link connects; the newest under a name gets what is sent to it, an older one is cut off."""
+        """A link connects."""
         if self._failure is not None:
             raise RunError(f"no engine listens at {self.address}: {self._failure}")
-        older = self._links.get(link.name)
-        self._links[link.name] = link
-        if older is not None and older is not link:
-            older.sever()
+        self._links[link.route] = link
 
     def detach(self, link: "MemoryLink") -> None:
         """A link's connection is cut."""
-        if self._links.get(link.name) is link:
-            del self._links[link.name]
-            self._on_disconnect(link.name)
+        if self._links.pop(link.route, None) is not None:
+            self._on_disconnect(link.route)
 
     def deliver(self, link: "MemoryLink", connection: int, parcel: _Numbered) -> None:
-        """A parcel of `link` arrives, unless its connection was cut or taken over meanwhile."""
-        if self._links.get(link.name) is link and link.connection == connection:
-            self._on_message(link.name, *parcel)
+        """A parcel of `link` arrives, unless the connection it was sent over was cut meanwhile."""
+        if link.connection == connection:
+            self._on_message(link.route, *parcel)
 
     def _pack(self, message: Message, seq: int) -> _Numbered:
         return self.pack(message, seq)
 
-    def _transmit(self, name: str, parcel: _Numbered) -> Delivery:
-        link = self._links.get(name)
+    def _transmit(self, route: str, parcel: _Numbered) -> Delivery:
+        link = self._links.get(route)
         if link is None:
             return "unreachable"
         self._loop.call_soon(link.deliver, link.connection, parcel)
         return "sent"
 
     async def _release(self) -> None:
-        for link in self._links.values():
+        for link in list(self._links.values()):
             self._loop.call_soon(link.sever)  # behind what was just sent
 
 
@@ -88,6 +84,8 @@ class MemoryLink(LinkSide[_Numbered]):
         super().__init__(hello, grace_s)
         self._hub = hub
         self._is_connected = False
+        self.route = route_of(hello)
+        """Its address at the hub."""
         self.connection = 0
         """Counts connections: parcels of an earlier one are lost."""
 
@@ -114,11 +112,6 @@ class MemoryLink(LinkSide[_Numbered]):
             if link._engine_life is None:
                 link.vanish()
         return link
-
-    @property
-    def name(self) -> str:
-        """The name it joined under."""
-        return self._hello.name
 
     def reconnect(self) -> None:
         """Connect (again) and say hello."""

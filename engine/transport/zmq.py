@@ -22,7 +22,7 @@ import zmq
 from engine.core.errors import RunError, WireError
 from engine.transport.base import DEFAULT_WINDOW
 from engine.transport.channel import MAX_GRACE_S, SILENCE_PARTS, Clock
-from engine.transport.hub import Delivery, HubSide
+from engine.transport.hub import Delivery, HubSide, route_of
 from engine.transport.link import LinkSide
 from engine.wire import Frames, Hello, Message, Welcome, decode, encode
 
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 SILENCE_DEADLINE_S = 60.0
 ZERO_COPY_BYTES = 1 << 16
 """Frames from here on are sent without a copy: below it the bookkeeping costs more than the copy."""
+MAX_ROUTE_BYTES = 255
+"""ZeroMQ's limit for an identity."""
 READS_A_TURN = 256
 """Messages taken before the loop's other callbacks have a turn: some 5 ms."""
 RECONNECT_MS, MAX_RECONNECT_MS = 100, 1000
@@ -207,9 +209,9 @@ class ZmqHub(HubSide[Frames]):
     def _pack(self, message: Message, seq: int) -> Frames:
         return encode(message, seq)
 
-    def _transmit(self, name: str, parcel: Frames) -> Delivery:
+    def _transmit(self, route: str, parcel: Frames) -> Delivery:
         try:
-            self._pump.write([name.encode(), *parcel])
+            self._pump.write([route.encode(), *parcel])
         except zmq.Again:
             return "full"
         except zmq.ZMQError as exc:
@@ -220,15 +222,15 @@ class ZmqHub(HubSide[Frames]):
 
     def _on_frames(self, frames: list[bytes]) -> None:
         try:
-            name = frames[0].decode()
+            route = frames[0].decode()
         except UnicodeDecodeError:
             return  # an identity ZeroMQ made up: not one of our links
         try:
             seq, message = decode(frames[1:])
         except WireError as exc:
-            self._on_garbage(name, exc)
+            self._on_garbage(route, exc)
         else:
-            self._on_message(name, seq, message)
+            self._on_message(route, seq, message)
 
     def _on_event(self, event: int) -> None:
         if event == zmq.EVENT_DISCONNECTED:
@@ -249,7 +251,7 @@ class ZmqHub(HubSide[Frames]):
 
 
 class ZmqLink(LinkSide[Frames]):
-    """A peer's side: a DEALER whose identity is the peer's name."""
+    """A peer's side: a DEALER whose identity is the peer's name and life."""
 
     def __init__(self, endpoint: _Endpoint, hello: Hello, silence_deadline_s: float) -> None:
         super().__init__(hello, min(MAX_GRACE_S, silence_deadline_s / 2.0))
@@ -267,15 +269,18 @@ class ZmqLink(LinkSide[Frames]):
         deadline_s: float = 30.0,
         silence_deadline_s: float = SILENCE_DEADLINE_S,
     ) -> Self:
-        """Join the engine at `address` as `hello.name` (1 to 255 bytes); the engine says what the window is.
+        """Join the engine at `address` as `hello.name`; the engine says what the window is.
 
         Raises:
             RunError: the engine refused (another protocol, a name or life it does not take), or a bad address.
             DeadlineError: no answer within `deadline_s`.
         """
-        identity = hello.name.encode()
-        if not 0 < len(identity) < 256 or identity[0] == 0:
-            raise RunError(f"a peer's name must have 1 to 255 bytes and not begin with a zero byte, got {hello.name!r}")
+        identity = route_of(hello).encode()
+        if not hello.name or len(identity) > MAX_ROUTE_BYTES or identity[0] == 0:
+            raise RunError(
+                f"a peer needs a name that does not begin with a zero byte, and at most {MAX_ROUTE_BYTES} bytes for"
+                f" its name and life, got {route_of(hello)!r}"
+            )
         endpoint = _Endpoint(zmq.DEALER, DEFAULT_WINDOW, silence_deadline_s)
         endpoint.socket.setsockopt(zmq.IDENTITY, identity)
         endpoint.socket.setsockopt(zmq.IMMEDIATE, 1)

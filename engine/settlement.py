@@ -1,0 +1,94 @@
+"""What happens to the tokens and counts of an arm once its fate is known: trained, counted, aborted, failed.
+
+Invariants: every token that a worker reported is settled exactly once; until then it is held (live arms, samples being
+scored, groups not trained yet). A retired arm's counted samples stay held while its group is open, because a kept
+sample may still be exchanged.
+"""
+
+from dataclasses import dataclass, field
+
+from engine.core.arm import Arm
+from engine.core.dispatcher import Retirement
+from engine.core.group import Group
+from engine.tally import Tally
+from metrics.catalogue import tier_of
+from metrics.recorder import Recorder
+
+
+@dataclass(slots=True)
+class Settlement:
+    """Books of the run."""
+
+    tally: Tally
+    recorder: Recorder
+    open_groups: dict[int, Group] = field(default_factory=dict[int, Group])
+    """Sealed groups that are neither trained nor dropped."""
+
+    @property
+    def held_tokens(self) -> int:
+        """Response tokens of open groups and the arms behind them."""
+        return sum(_counted_tokens(group.arm) for group in self.open_groups.values())
+
+    def arrived(self, worker: str, tokens: int) -> None:
+        """A worker returned a sample."""
+        self.recorder.generated(worker, tokens, 1)
+        self.tally.ledger.generated += tokens
+
+    def aborted(self, tokens: int) -> None:
+        """A sample beyond its arm's stopping sample, or left over at the end."""
+        self.tally.samples_aborted += 1
+        self.tally.ledger.aborted += tokens
+        self.recorder.tokens("aborted", tokens)
+
+    def failed(self, tokens: int) -> None:
+        """A sample without a verdict, or lost by its worker."""
+        self.tally.ledger.failed += tokens
+        self.recorder.tokens("failed", tokens)
+
+    def retired(self, retirement: Retirement) -> None:
+        """An arm ended; its group, if any, stays open."""
+        arm, tally, recorder = retirement.arm, self.tally, self.recorder
+        num_right = sum(s.is_right for s in arm.counted)
+        tally.samples_counted += len(arm.counted)
+        tally.expired_samples += retirement.expired_right + retirement.expired_wrong
+        recorder.expired_samples(retirement.expired_right, "right")
+        recorder.expired_samples(retirement.expired_wrong, "wrong")
+        tier = tier_of(num_right, len(arm.counted))
+        recorder.arm_retired(retirement.reason, tier, len(arm.counted), _counted_tokens(arm))
+        recorder.group(retirement.outcome)
+        for sample in arm.uncounted():
+            self.aborted(sample.num_tokens)
+        if retirement.group is not None:
+            self.open_groups[retirement.group.group_id] = retirement.group
+            return
+        self._counted(_counted_tokens(arm))
+        tally.groups_zero_signal += retirement.outcome == "zero_signal"
+        tally.groups_dropped += retirement.outcome in ("dropped_expired", "dropped_failed")
+        if retirement.outcome == "dropped_failed":
+            tally.prompts_quarantined += 1
+            recorder.prompts(quarantined=1)
+
+    def trained(self, group_id: int, learner_version: int) -> None:
+        """A group was in the gradient of the step that started from `learner_version`."""
+        group = self.open_groups.pop(group_id)
+        kept = sum(s.num_tokens for s in group.kept)
+        self.tally.ledger.trained += kept
+        self.recorder.tokens("trained", kept)
+        self._counted(_counted_tokens(group.arm) - kept)
+        self.recorder.group("trained")
+        for sample in group.kept:
+            self.recorder.staleness(learner_version - sample.min_version, 1)
+
+    def dropped(self, group_id: int) -> None:
+        """A group would have broken the bound."""
+        self._counted(_counted_tokens(self.open_groups.pop(group_id).arm))
+        self.tally.groups_dropped += 1
+        self.recorder.group("dropped_expired")
+
+    def _counted(self, tokens: int) -> None:
+        self.tally.ledger.counted += tokens
+        self.recorder.tokens("counted", tokens)
+
+
+def _counted_tokens(arm: Arm) -> int:
+    return sum(s.num_tokens for s in arm.counted)
