@@ -1,0 +1,83 @@
+"""Widths above need have a reason; kept sets are random within class and never by length or arrival."""
+
+from collections import Counter
+
+from engine.core.arm import Arm, Sample
+from engine.core.group import refresh, seal
+from engine.core.width import MAX_RAISE, Pace, width
+from engine.strategies import Balance, Fixed, Positives
+from tests.support.event_driver import prompt
+
+STRATEGY = Balance(2, 2, 32, 4)
+
+
+def arm(labels: str, versions: str | None = None, seed: int = 1) -> Arm:
+    made = Arm(0, prompt(0), seed)
+    for index, label in enumerate(labels):
+        made.launch()
+        version = int(versions[index]) if versions else 0
+        made.score(Sample(index, float(label == "+"), label == "+", version, 10 + index, None))
+        made.take_next()
+    return made
+
+
+def test_without_a_known_pace_the_width_is_the_need() -> None:
+    assert width(arm(""), STRATEGY, 0, Pace()) == 4
+    assert width(arm("+---"), STRATEGY, 0, Pace()) == 1
+
+
+def test_scarce_samples_about_to_expire_raise_the_width_to_the_cap_at_most() -> None:
+    pressed = Pace(latency_s=10.0, version_s=10.0)
+    assert width(arm("+-------"), STRATEGY, 0, pressed) == MAX_RAISE
+    relaxed = Pace(latency_s=1.0, version_s=1000.0)
+    assert width(arm("+-------"), STRATEGY, 0, relaxed) == 1
+
+
+def test_an_arm_with_nothing_to_lose_is_not_raised() -> None:
+    pressed = Pace(latency_s=10.0, version_s=10.0)
+    assert width(arm("--------"), STRATEGY, 0, pressed) == 2
+
+
+def test_no_width_exceeds_the_budget() -> None:
+    pressed = Pace(latency_s=10.0, version_s=10.0)
+    assert width(arm("+" + "-" * 29), STRATEGY, 0, pressed) == 2
+
+
+def test_every_sample_of_a_class_is_kept_equally_often() -> None:
+    kept: Counter[int] = Counter()
+    for seed in range(6000):
+        group = seal(0, arm("+++---", seed=seed), STRATEGY, 0)
+        kept.update(s.index for s in group.kept)
+    expected = 6000 * 2 / 3
+    assert all(abs(kept[index] - expected) < 4 * (expected / 3) ** 0.5 for index in range(6))
+
+
+def test_a_scarce_class_is_topped_up_from_the_other() -> None:
+    group = seal(0, arm("+" + "-" * 31), STRATEGY, 0)
+    assert Counter(s.is_right for s in group.kept) == {True: 1, False: 3}
+    assert group.baseline == 1 / 32
+
+
+def test_fixed_keeps_any_samples_and_centres_on_the_pool() -> None:
+    group = seal(0, arm("+---"), Fixed(4, 4), 0)
+    assert sorted(group.advantage(s) for s in group.kept) == [-0.25, -0.25, -0.25, 0.75]
+    assert seal(0, arm("++++"), Fixed(4, 4), 0) is None
+
+
+def test_an_arm_whose_fresh_samples_miss_a_class_makes_no_group() -> None:
+    assert seal(0, arm("+---", "0111"), STRATEGY, 1) is None
+    assert seal(0, arm("++--", "1111"), STRATEGY, 1) is not None
+
+
+def test_a_stale_kept_sample_is_exchanged_for_a_fresh_one_of_its_class() -> None:
+    group = seal(0, arm("++--++--", "00001111"), STRATEGY, 0)
+    before = sorted(group.advantage(s) for s in group.kept)
+    assert refresh(group, 1)
+    assert all(s.min_version == 1 for s in group.kept)
+    assert sorted(group.advantage(s) for s in group.kept) == before
+    assert len({s.index for s in group.kept}) == 4
+
+
+def test_a_group_is_refused_when_its_pool_has_no_fresh_sample_of_a_class() -> None:
+    group = seal(0, arm("++--", "0011"), Positives(2, 8, 4), 0)
+    assert not refresh(group, 1)
