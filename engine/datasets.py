@@ -122,7 +122,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[_Place, _Columns]]:
 def _hub_rows(source: str) -> Iterator[tuple[_Place, _Columns]]:
     name, _, split = source.partition(":")
     try:
-        import datasets  # pyright: ignore[reportMissingImports]  (optional)
+        import datasets  # pyright: ignore[reportMissingImports, reportMissingTypeStubs]  (optional)
 
         load = cast("Any", datasets).load_dataset
     except (ImportError, AttributeError) as exc:  # AttributeError: a bare folder called datasets/ imports too

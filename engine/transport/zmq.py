@@ -5,7 +5,7 @@ Invariants:
   cancelled there and lose a message. Reading goes on until the socket is empty, and is looked at again after every
   write, because the socket's file descriptor signals changes, not states.
 - ZeroMQ is never trusted to keep a message: what it does not deliver stays in the channel and is sent again.
-- High-water marks are finite and above what two windows can hold, so the window is the limit that is felt.
+- High-water marks are finite and above what two windows hold, so the window is the limit that is felt.
 
 A dead peer shows in three ways: its connection breaks (seen at once, forgiven for `grace_s`), its ZeroMQ thread stops
 answering (heartbeats of the I/O thread break the connection), or its loop sends no sign of life (silence).
@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 SILENCE_DEADLINE_S = 60.0
 ZERO_COPY_BYTES = 1 << 16
 """Frames from here on are sent without a copy: below it the bookkeeping costs more than the copy."""
+MAX_WINDOW = 4096
+HIGH_WATER = 3 * MAX_WINDOW
+"""Messages ZeroMQ may hold a connection: a window, its repetition after a reconnection, and acknowledgements."""
 MAX_ROUTE_BYTES = 255
 """ZeroMQ's limit for an identity."""
 READS_A_TURN = 256
@@ -114,13 +117,12 @@ class _Pump:
 class _Endpoint:
     """A socket with its context, monitor and options."""
 
-    def __init__(self, kind: int, window: int, silence_deadline_s: float) -> None:
+    def __init__(self, kind: int, silence_deadline_s: float) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(kind)
-        high_water = 2 * window + 1024
         beat_ms = max(1, int(1000 * silence_deadline_s / SILENCE_PARTS))
-        self.socket.setsockopt(zmq.SNDHWM, high_water)
-        self.socket.setsockopt(zmq.RCVHWM, high_water)
+        self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
         self.socket.setsockopt(zmq.LINGER, CLOSE_LINGER_MS)
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, beat_ms)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, (SILENCE_PARTS - 2) * beat_ms)
@@ -183,10 +185,18 @@ class ZmqHub(HubSide[Frames]):
     ) -> Self:
         """Listen at host:port; port 0 takes any free one.
 
+        Args:
+            host: interface to listen on.
+            port: 0 to 65535.
+            window: unacknowledged messages a direction and peer, 1 to 4096; the peers take it over.
+            silence_deadline_s: a peer that shows no life for this long is gone; the peers take over a shorter one.
+
         Raises:
             RunError: the port is taken or the host is not ours.
         """
-        endpoint = _Endpoint(zmq.ROUTER, window, silence_deadline_s)
+        if not 1 <= window <= MAX_WINDOW:
+            raise ValueError(f"window must be 1 to {MAX_WINDOW}, got {window}")
+        endpoint = _Endpoint(zmq.ROUTER, silence_deadline_s)
         endpoint.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         endpoint.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         hub = cls(endpoint, window, silence_deadline_s)
@@ -281,7 +291,7 @@ class ZmqLink(LinkSide[Frames]):
                 f"a peer needs a name that does not begin with a zero byte, and at most {MAX_ROUTE_BYTES} bytes for"
                 f" its name and life, got {route_of(hello)!r}"
             )
-        endpoint = _Endpoint(zmq.DEALER, DEFAULT_WINDOW, silence_deadline_s)
+        endpoint = _Endpoint(zmq.DEALER, silence_deadline_s)
         endpoint.socket.setsockopt(zmq.IDENTITY, identity)
         endpoint.socket.setsockopt(zmq.IMMEDIATE, 1)
         endpoint.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from engine.core.errors import RunError
-from engine.transport.base import Hub, Link
+from engine.transport.base import Hub, Link, PeerJoined, Received
 from engine.transport.memory import MemoryHub, MemoryLink
 from engine.transport.zmq import ZmqHub, ZmqLink
 from engine.wire import PROTOCOL_VERSION, Hello, SampleFailed, SampleKey
@@ -190,3 +190,21 @@ def over(*kinds: str) -> Callable[[Callable[[Transport], Awaitable[None]]], Call
 
 every_transport = over(*LOOPS)
 zmq_only = over("zmq-asyncio", "zmq-uvloop")
+
+
+async def joined(transport: Transport, window: int = 64) -> tuple[Hub, Link]:
+    """A hub that saw one worker join, and the worker's link."""
+    hub = await transport.start_hub(window=window)
+    link = await transport.join()
+    assert isinstance(await hub.receive(), PeerJoined)
+    return hub, link
+
+
+async def read_numbers(receive: Callable[[], Awaitable[Any]], count: int) -> list[int]:
+    """The numbers of the next `count` messages."""
+    numbers: list[int] = []
+    while len(numbers) < count:
+        event = await receive()
+        message = event.message if isinstance(event, Received) else event
+        numbers.append(message.key.index)
+    return numbers

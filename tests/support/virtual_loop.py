@@ -50,6 +50,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Seconds of virtual time."""
         return self._jumping.now
 
+    def pause(self, seconds: float) -> None:
+        """Let time pass while nothing runs, as when the machine or the process was stopped."""
+        self._jumping.now += seconds
+
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end under virtual time.

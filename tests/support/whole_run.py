@@ -111,7 +111,9 @@ class WholeRun:
         train = load_prompts(config.data.train, config.data, config.data.levels)
         grader = InlineGrader(lambda text, answer: "correct" if text == answer else "wrong")
         with RunFolder(self.folder) as folder:
-            inputs = Inputs(config, folder, hub, grader, Recorder(), train, [], CorePlan(((),) * config.worker.count, ()), children)
+            inputs = Inputs(
+                config, folder, hub, grader, Recorder(), train, [], CorePlan(((),) * config.worker.count, ()), children
+            )
             async with asyncio.timeout(1_000_000), asyncio.TaskGroup() as tasks:
                 self.coordinator = Coordinator(inputs, tasks)
                 chaos = tasks.create_task(self._chaos())

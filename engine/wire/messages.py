@@ -1,30 +1,22 @@
-"""Every message between processes, once, with a protocol version.
-
-Invariants: a message is one msgpack header (a tagged struct) plus raw array frames; nothing is pickled; an unknown
-tag, a wrong type or another protocol version is a `WireError`. Arrays are numpy, int32 for token ids and float32 for
-logprobs (nats). Only this file knows msgspec.
+"""Every message between processes, once. Additive changes only within a protocol version.
 
 Directions: worker -> engine `Hello, Encoded, SampleDone, SampleFailed, Staged, Applied, Heartbeat`;
 engine -> worker `Welcome, Encode, Generate, Abort, StageWeights, ApplyWeights, Stop`;
 learner -> engine `Hello, Credit, WeightsReady, StepDone, Heartbeat, Finished`;
 engine -> learner `Welcome, TrainGroup, WeightsPublished, Stop`. `Ack`, `Closed` and `Refused` belong to the
-transport.
+transport. Arrays are numpy, int32 for token ids and float32 for logprobs (nats).
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.errors import WireError
-
 PROTOCOL_VERSION = 1
 
 Int32s: TypeAlias = NDArray[np.int32]
 Float32s: TypeAlias = NDArray[np.float32]
-Frames: TypeAlias = list[bytes | memoryview]
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -312,133 +304,3 @@ class Stop(Message):
 
     reason: str
     save: bool = True
-
-
-class Envelope(msgspec.Struct, array_like=True):
-    """What precedes the arrays: per-direction sequence number (0 = unnumbered) and the message."""
-
-    seq: int
-    body: (
-        Hello
-        | Welcome
-        | Refused
-        | Ack
-        | Closed
-        | Heartbeat
-        | Encode
-        | Encoded
-        | Generate
-        | Abort
-        | SampleDone
-        | SampleFailed
-        | WeightsReady
-        | StageWeights
-        | Staged
-        | ApplyWeights
-        | Applied
-        | WeightsPublished
-        | Credit
-        | TrainGroup
-        | StepDone
-        | Finished
-        | Stop
-    )
-
-
-def encode(message: Message, seq: int = 0) -> Frames:
-    """Header frame and raw array frames of `message`; arrays are not copied, so they must not change afterwards."""
-    frames: Frames = [b""]
-
-    def hook(value: object) -> object:
-        if isinstance(value, np.ndarray):
-            array: NDArray[Any] = np.ascontiguousarray(cast("NDArray[Any]", value))
-            if array.dtype.str not in ("<i4", "<f4") or array.ndim != 1:
-                raise WireError(f"an array must be one-dimensional <i4 or <f4, got {array.shape} {array.dtype.str!r}")
-            frames.append(array.data.cast("B") if array.size else b"")
-            return [len(frames) - 1, array.dtype.str, array.shape[0]]
-        raise WireError(f"cannot send a {type(value).__name__}")
-
-    frames[0] = msgspec.msgpack.encode([seq, message], enc_hook=hook)
-    return frames
-
-
-def decode(frames: Sequence[bytes | memoryview]) -> tuple[int, Message]:
-    """Sequence number and message of received frames; arrays are read-only views of the frames.
-
-    Raises:
-        WireError: unknown tag, wrong type, missing frame, or bytes that are not an array of the announced length.
-    """
-
-    def hook(_kind: type, value: object) -> object:
-        frame, dtype, length = cast("tuple[int, str, int]", value)
-        if dtype not in ("<i4", "<f4"):
-            raise WireError(f"array dtype must be <i4 or <f4, got {dtype!r}")
-        array: NDArray[Any] = np.frombuffer(frames[frame], dtype=dtype)
-        if array.shape != (length,):
-            raise WireError(f"array frame {frame} must hold {length} values, got {array.shape[0]}")
-        return array
-
-    try:
-        envelope = msgspec.msgpack.decode(frames[0], type=Envelope, dec_hook=hook)
-    except (msgspec.MsgspecError, IndexError, ValueError, TypeError) as exc:
-        raise WireError(f"not a message of protocol {PROTOCOL_VERSION}: {exc}") from exc
-    return envelope.seq, envelope.body
-
-
-Verdict: TypeAlias = Literal["correct", "wrong", "unparsed", "timeout", "crashed"]
-"""What a verifier says of a response. `unparsed` (no answer in it) is a wrong answer; the last two are no answer at
-all of the verifier and never become a reward."""
-
-
-class GradeRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Engine to verifier process, over its stdin: judge one response."""
-
-    text: str
-    answer: str
-    """The data's reference answer."""
-
-
-class GradeReply(msgspec.Struct, frozen=True, array_like=True):
-    """Verifier process to engine, over its stdout; the first one, unasked, says that the self-test passed."""
-
-    verdict: Verdict
-    work_s: float
-    error: str = ""
-    """Why there is no verdict (crashed)."""
-
-
-GRADE_LENGTH_BYTES = 4
-"""A frame on the verifier's pipes is its body's length (unsigned, little-endian) and the msgpack body."""
-MAX_GRADE_BYTES = 1 << 26
-"""A longer announced body is no frame of ours."""
-
-
-def encode_grade(record: GradeRequest | GradeReply) -> bytes:
-    """Length and body of `record`.
-
-    Raises:
-        WireError: the body is longer than MAX_GRADE_BYTES.
-    """
-    body = msgspec.msgpack.encode(record)
-    if len(body) > MAX_GRADE_BYTES:
-        raise WireError(f"a grade frame must be <= {MAX_GRADE_BYTES} bytes, got {len(body)}")
-    return len(body).to_bytes(GRADE_LENGTH_BYTES, "little") + body
-
-
-_GradeT = TypeVar("_GradeT", GradeRequest, GradeReply)
-
-
-def decode_grade(body: bytes | memoryview, kind: type[_GradeT]) -> _GradeT:
-    """The record of a frame's body. Raises WireError when it is none of that kind."""
-    try:
-        return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.MsgspecError as exc:
-        raise WireError(f"not a {kind.__name__}: {exc}") from exc
-
-
-def grade_length(head: bytes | memoryview) -> int:
-    """Body length announced by a frame's first GRADE_LENGTH_BYTES. Raises WireError over MAX_GRADE_BYTES."""
-    length = int.from_bytes(head, "little")
-    if length > MAX_GRADE_BYTES:
-        raise WireError(f"a grade frame must be <= {MAX_GRADE_BYTES} bytes, got {length}")
-    return length

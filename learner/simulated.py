@@ -1,0 +1,108 @@
+"""The simulated learner: the real stream with a wait in place of the gradient. Needs no torch.
+
+Invariants: what the engine sees (credits, the bound at the gradient, steps, publications) is the real learner's own
+code; one step lasts `simulated.step_s` of the loop's clock, so it runs under a virtual one too; no tensors move.
+
+Run as `python -m learner.simulated --connect ADDR --config PATH [--set section.key=value ...]`.
+Ends when: `Stop` (exit 0), the engine is gone, or nothing came for `learner.idle_deadline_s` (exit 1).
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from configs import Config, load_config
+from configs.load import ConfigError
+from engine.core.errors import AdastreamError
+from engine.transport.base import Link
+from engine.transport.zmq import ZmqLink
+from engine.wire import PROTOCOL_VERSION, Hello, Manifest, TrainGroup
+from learner.stream import LearnerStream, StreamSettings
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN = ("loss", "entropy", "kl_behaviour", "clip_share", "grad_norm", "lr")
+"""What only a real gradient knows: reported as 0."""
+
+
+class SimulatedTrainer:
+    """A `Trainer` that takes `step_s` for a step and counts its tokens."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._tokens_trained = 0
+        self._tokens_packed = 0
+
+    async def open(self) -> None:
+        """There is no model."""
+
+    async def accumulate(self, groups: Sequence[TrainGroup]) -> None:
+        """Count response tokens, and those of prompt and response."""
+        for group in groups:
+            tokens = sum(len(sample.token_ids) for sample in group.samples)
+            self._tokens_trained += tokens
+            self._tokens_packed += tokens + len(group.prompt_token_ids) * len(group.samples)
+
+    async def step(self) -> dict[str, float]:
+        """Wait as long as an optimizer step takes."""
+        await asyncio.sleep(self._step_s)
+        metrics = dict.fromkeys(_UNKNOWN, 0.0) | {
+            "ratio_max": 1.0,
+            "tokens_trained": float(self._tokens_trained),
+            "tokens_packed": float(self._tokens_packed),
+        }
+        self._tokens_trained = self._tokens_packed = 0
+        return metrics
+
+    async def lay_out(self, policy_version: int) -> Manifest:
+        """A version without tensors."""
+        return Manifest(policy_version=policy_version, mover="none", location="", num_bytes=0, tensors=[], canaries=[])
+
+    async def save(self, policy_version: int) -> str:
+        """There is nothing to save: no path."""
+        return ""
+
+
+def new_stream(link: Link, config: Config) -> LearnerStream:
+    """The simulated learner on `link`."""
+    settings = StreamSettings(config.learner.groups_per_step, config.learner.idle_deadline_s)
+    return LearnerStream(link, SimulatedTrainer(config.simulated.step_s), settings)
+
+
+async def run(address: str, config: Config) -> None:
+    """Join the engine at `address` and train until it says stop. Raises as `LearnerStream.run` does."""
+    hello = Hello(protocol=PROTOCOL_VERSION, role="learner", name="learner", life=secrets.token_hex(8), pid=os.getpid())
+    link = await ZmqLink.connect(address, hello)
+    try:
+        await new_stream(link, config).run()
+    finally:
+        await link.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, build, run; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m learner.simulated", description="A learner without a model.")
+    parser.add_argument("--connect", required=True, metavar="ADDR", help="the engine, e.g. tcp://127.0.0.1:5555")
+    parser.add_argument("--config", type=Path, required=True, metavar="PATH")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the engine says stop
+    try:
+        uvloop.run(run(options.connect, load_config(options.config, options.overrides)))
+    except (AdastreamError, ConfigError) as exc:
+        log.error("learner failed: %s: %s", type(exc).__name__, exc)  # noqa: TRY400  (the text says it)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

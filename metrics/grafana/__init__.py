@@ -1,0 +1,1 @@
+"""The Grafana dashboard and what builds it."""

@@ -1,0 +1,92 @@
+"""Configuration: presets load, mistakes name the key, overrides apply."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from configs import Config, load_config
+from configs.load import ConfigError
+
+PRESETS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.toml"))
+
+
+def _write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _models(model: type[BaseModel]):
+    yield model
+    for field in model.model_fields.values():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _models(field.annotation)
+
+
+def test_the_presets_are_there():
+    assert {path.name for path in PRESETS} >= {"quickstart.toml", "sim.toml", "gpu.toml"}
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_loads(preset):
+    assert load_config(preset).run.name
+
+
+def test_every_key_is_documented():
+    bare = [f"{m.__name__}.{name}" for m in _models(Config) for name, f in m.model_fields.items() if not f.description]
+    assert bare == []
+
+
+def test_an_unknown_key_names_itself_the_value_and_what_is_allowed(tmp_path):
+    path = _write(tmp_path, "[sampling]\nmax_token = 32\n")
+    with pytest.raises(ConfigError, match=r"unknown key 'sampling.max_token' \(got 32\)") as caught:
+        load_config(path, ["run.max_steps=1"])
+    assert "did you mean 'max_tokens'?" in str(caught.value)
+    assert "allowed: max_tokens, temperature, top_p" in str(caught.value)
+
+
+def test_an_unknown_section_names_the_sections(tmp_path):
+    with pytest.raises(ConfigError, match="unknown key 'sampler'") as caught:
+        load_config(_write(tmp_path, "[sampler]\nx = 1\n"))
+    assert "did you mean 'sampling'?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sampling.max_tokens=0", "sampling.max_tokens: Input should be greater than or equal to 1, got 0"),
+        ("sampling.max_tokens=many", "sampling.max_tokens: .* got \"many\""),
+        ("strategy.name=fast", "strategy.name: .*'balance', 'positives' or 'fixed'"),
+        ("staleness.max=-1", "staleness.max: .* got -1"),
+        ("strategy.n_max=3", r"n_max must be >= k_pos \+ k_neg = 4"),
+        ("strategy.group_size=3", "group_size must be even"),
+        ("sampling.max_tokens", "override must look like section.key=value"),
+        ("max_tokens=3", "override must look like section.key=value"),
+        ("run.max_steps=0", "run.max_steps or run.max_train_s must be above 0"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_with_key_and_value(tmp_path, override, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(_write(tmp_path, "[run]\nmax_steps = 1\n"), [override])
+
+
+def test_an_override_wins_over_the_file_and_keeps_its_type(tmp_path):
+    path = _write(tmp_path, "[run]\nmax_steps = 1\n[sampling]\nmax_tokens = 8\n")
+    config = load_config(path, ["sampling.max_tokens=32", "data.levels=['1d+1d']", "data.train=a.jsonl"])
+    assert config.sampling.max_tokens == 32
+    assert config.data.levels == ("1d+1d",)
+    assert config.data.train == "a.jsonl"
+
+
+def test_a_missing_file_and_a_broken_file_say_so(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(_write(tmp_path, "[run\n"))
+
+
+def test_a_loaded_config_cannot_be_changed(tmp_path):
+    config = load_config(_write(tmp_path, "[run]\nmax_steps = 1\n"))
+    with pytest.raises(ValueError, match="frozen"):
+        config.run.max_steps = 2

@@ -1,0 +1,243 @@
+"""The learner's stream over the in-memory transport, with a trainer that only records what it is asked."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from engine.core.errors import DeadlineError, PeerLost
+from engine.transport.base import PeerJoined, Received
+from engine.transport.memory import MemoryHub, MemoryLink
+from engine.wire import (
+    PROTOCOL_VERSION,
+    Credit,
+    Finished,
+    Heartbeat,
+    Hello,
+    Manifest,
+    Span,
+    StepDone,
+    Stop,
+    TrainGroup,
+    TrainSample,
+    WeightsPublished,
+    WeightsReady,
+)
+from learner.stream import LearnerStream, StreamSettings
+
+HELLO = Hello(protocol=PROTOCOL_VERSION, role="learner", name="learner", life="a", pid=1)
+
+
+class RecordingTrainer:
+    def __init__(self):
+        self.done = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.accumulated = asyncio.Queue()
+
+    async def open(self):
+        self.done.append("open")
+
+    async def accumulate(self, groups):
+        await self.gate.wait()
+        self.done.append([group.group_id for group in groups])
+        self.accumulated.put_nowait(self.done[-1])
+
+    async def step(self):
+        self.done.append("step")
+        return {"loss": 0.5}
+
+    async def lay_out(self, policy_version):
+        self.done.append(f"lay out {policy_version}")
+        return Manifest(policy_version, "none", "", 0, [], [])
+
+    async def save(self, policy_version):
+        self.done.append(f"save {policy_version}")
+        return f"step-{policy_version}"
+
+
+class Engine:
+    """The other end, played by the test."""
+
+    def __init__(self, hub):
+        self.hub = hub
+
+    async def next(self, kind):
+        """The next message of the learner that is no heartbeat; it must be a `kind`."""
+        async with asyncio.timeout(5):
+            while True:
+                event = await self.hub.receive()
+                if isinstance(event, PeerJoined) or (
+                    isinstance(event, Received) and isinstance(event.message, Heartbeat)
+                ):
+                    continue
+                assert isinstance(event, Received), event
+                assert isinstance(event.message, kind), event.message
+                return event.message
+
+    async def send(self, message):
+        await self.hub.send("learner", message)
+
+
+def group(group_id, version=0, max_staleness=2):
+    tokens = np.arange(3, dtype=np.int32)
+    sample = TrainSample(0, tokens, -np.ones(3, np.float32), [Span(version, 0, 3)], 1.0, 0.5)
+    return TrainGroup(
+        group_id=group_id, prompt_id="p", prompt_token_ids=tokens, samples=[sample], train_version=0,
+        max_staleness=max_staleness,
+    )  # fmt: skip
+
+
+class Play:
+    """A running stream and the engine's end of it."""
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.trainer = RecordingTrainer()
+
+    async def __aenter__(self):
+        self.hub = await MemoryHub.bind()
+        self.link = await MemoryLink.connect(self.hub, HELLO)
+        self.engine = Engine(self.hub)
+        self.stream = LearnerStream(self.link, self.trainer, self.settings)
+        self.run = asyncio.create_task(self.stream.run())
+        return self
+
+    async def start(self):
+        assert (await self.engine.next(WeightsReady)).manifest.policy_version == 0
+        await self.engine.send(WeightsPublished(policy_version=0))
+        return await self.engine.next(Credit)
+
+    async def __aexit__(self, *_):
+        if not self.run.done():
+            self.run.cancel()
+        await asyncio.wait([self.run])
+        await self.link.close()
+        await self.hub.close()
+
+
+def settings(groups_per_step=2, idle_deadline_s=5.0, save_every_steps=0):
+    return StreamSettings(groups_per_step, idle_deadline_s, save_every_steps)
+
+
+async def test_no_group_is_asked_for_before_the_initial_weights_are_published():
+    async with Play(settings()) as play:
+        await play.engine.next(WeightsReady)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await play.engine.next(Credit)
+        await play.engine.send(WeightsPublished(policy_version=0))
+        assert (await play.engine.next(Credit)).groups == 2
+
+
+async def test_a_full_step_is_taken_reported_and_published_in_this_order():
+    async with Play(settings()) as play:
+        await play.start()
+        for group_id in (7, 8):
+            await play.engine.send(group(group_id))
+        done = await play.engine.next(StepDone)
+        ready = await play.engine.next(WeightsReady)
+        credit = await play.engine.next(Credit)
+    assert (done.policy_version, done.group_ids, done.dropped_group_ids) == (1, [7, 8], [])
+    assert done.metrics["loss"] == 0.5
+    assert {"step_s", "wait_s", "max_staleness", "mean_staleness"} <= done.metrics.keys()
+    assert ready.manifest.policy_version == 1
+    assert credit.groups == 2
+
+
+async def test_gradients_are_computed_while_the_step_still_fills():
+    async with Play(settings(groups_per_step=8)) as play:
+        await play.start()
+        for group_id in range(3):
+            await play.engine.send(group(group_id))
+        async with asyncio.timeout(5):
+            assert await play.trainer.accumulated.get() in ([0, 1], [0, 1, 2])
+
+
+async def test_a_group_over_the_bound_at_the_gradient_is_dropped_named_and_replaced():
+    async with Play(settings()) as play:
+        await play.start()
+        for group_id in (0, 1):
+            await play.engine.send(group(group_id))
+        await play.engine.next(StepDone)
+        await play.engine.next(WeightsReady)
+        await play.engine.next(Credit)
+        await play.engine.send(group(2, version=0, max_staleness=0))
+        await play.engine.send(group(3, version=1, max_staleness=0))
+        assert (await play.engine.next(Credit)).groups == 1
+        await play.engine.send(group(4, version=0, max_staleness=1))
+        done = await play.engine.next(StepDone)
+    assert done.group_ids == [3, 4]
+    assert done.dropped_group_ids == [2]
+    assert done.metrics["max_staleness"] == 1.0
+    assert done.metrics["mean_staleness"] == 0.5
+    assert [2] not in play.trainer.done
+
+
+async def test_the_next_version_is_laid_out_only_after_the_last_one_is_published():
+    async with Play(settings(groups_per_step=1)) as play:
+        await play.start()
+        await play.engine.send(group(0))
+        await play.engine.next(StepDone)
+        await play.engine.next(WeightsReady)
+        await play.engine.next(Credit)
+        await play.engine.send(group(1))
+        assert (await play.engine.next(StepDone)).policy_version == 2
+        assert "lay out 2" not in play.trainer.done
+        await play.engine.send(WeightsPublished(policy_version=1))
+        assert (await play.engine.next(WeightsReady)).manifest.policy_version == 2
+
+
+async def test_stop_while_waiting_for_groups_saves_and_finishes():
+    async with Play(settings()) as play:
+        await play.start()
+        await play.engine.send(group(0))
+        await play.engine.send(Stop(reason="enough"))
+        assert (await play.engine.next(Finished)).checkpoint == "step-0"
+        assert await play.run == "step-0"
+    assert "step" not in play.trainer.done
+
+
+async def test_stop_during_a_gradient_finishes_after_it_without_taking_the_step():
+    async with Play(settings()) as play:
+        await play.start()
+        play.trainer.gate.clear()
+        await play.engine.send(group(0))
+        await play.engine.send(Stop(reason="enough", save=False))
+        play.trainer.gate.set()
+        assert (await play.engine.next(Finished)).checkpoint == ""
+        assert await play.run == ""
+
+
+async def test_stop_before_the_first_publication_is_obeyed():
+    async with Play(settings()) as play:
+        await play.engine.next(WeightsReady)
+        await play.engine.send(Stop(reason="failed elsewhere", save=False))
+        await play.engine.next(Finished)
+
+
+async def test_a_wait_past_its_deadline_names_what_did_not_come():
+    async with Play(settings(idle_deadline_s=0.05)) as play:
+        await play.start()
+        with pytest.raises(DeadlineError, match=r"groups of step 1 \(0 of 2 came\)"):
+            await play.run
+
+
+async def test_a_lost_engine_ends_the_learner():
+    async with Play(settings()) as play:
+        await play.start()
+        await play.hub.close()
+        with pytest.raises(PeerLost):
+            await play.run
+
+
+async def test_a_checkpoint_is_saved_every_so_many_steps():
+    async with Play(settings(groups_per_step=1, save_every_steps=2)) as play:
+        await play.start()
+        for number in range(2):
+            await play.engine.send(group(number))
+            await play.engine.next(StepDone)
+            await play.engine.next(WeightsReady)
+            await play.engine.send(WeightsPublished(policy_version=number + 1))
+            await play.engine.next(Credit)
+    assert [entry for entry in play.trainer.done if str(entry).startswith("save")] == ["save 2"]
