@@ -58,6 +58,9 @@ class Cores(Section):
     """Cores of the generation workers; empty = the first half."""
     learning: tuple[int, ...] = ()
     """Cores of the learner; empty = the other half."""
+    lend: bool = True
+    """With two workers or more, the last one runs on the learner's cores at low priority: it uses the time in which the
+    learner waits for groups."""
 
 
 class Server(Section):

@@ -105,7 +105,7 @@ class Coordinator:
             on_skipped=lambda count: inputs.recorder.prompts(skipped=count),
         )
         self.updater = WeightUpdater(
-            inputs.hub, self.fleet, config.weights, inputs.recorder, self._on_published, self._on_fenced
+            inputs.hub, self.fleet, config.weights, inputs.recorder, self._on_published, self._on_fenced, self._wake
         )
         self._evaluator = Evaluator(
             inputs.hub,

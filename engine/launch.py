@@ -11,6 +11,8 @@ from engine.supervisor import Command
 WORKER_MODULES = {"vllm": "workers.vllm", "simulated": "workers.simulated"}
 LEARNER_MODULES = {"torch": "learner.train", "simulated": "learner.simulated"}
 LEARNER = "learner"
+BORROWER_NICENESS = 5
+"""The learner gets three quarters of a core that both want; a starving worker would let its samples expire."""
 
 
 def worker_commands(config: Config, folder: RunFolder, address: str, plan: CorePlan) -> list[Command]:
@@ -25,6 +27,7 @@ def worker_commands(config: Config, folder: RunFolder, address: str, plan: CoreP
             ],
             log_path=folder.log_path(f"worker-{index}"),
             cores=plan.generation[index],
+            niceness=BORROWER_NICENESS if index == plan.borrower else 0,
             max_restarts=config.worker.max_restarts,
         )
         for index in range(config.worker.count)

@@ -35,6 +35,7 @@ class Command:
     pin: bool = False
     """Also set the child's affinity before it starts (a child with threads of its own kinds pins itself)."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    niceness: int = 0
     max_restarts: int = 0
 
 
@@ -142,10 +143,14 @@ async def _spawn(command: Command) -> asyncio.subprocess.Process:
             stderr=output,
             env=environment,
             start_new_session=True,
-            preexec_fn=partial(os.sched_setaffinity, 0, tuple(command.cores))
-            if command.pin and command.cores
-            else None,
+            preexec_fn=partial(_place, tuple(command.cores) if command.pin else (), command.niceness),
         )
+
+
+def _place(cores: tuple[int, ...], niceness: int) -> None:
+    if cores:
+        os.sched_setaffinity(0, cores)
+    os.nice(niceness)
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

@@ -7,7 +7,7 @@ Invariants:
 - One update at a time; the learner lays out the next version only after `WeightsPublished`.
 
 Consumes: manifests of the learner and workers that join. Waits for: answers of workers, each with a deadline.
-Produces: `on_published(version)`, `on_fenced(worker, cause)`.
+Produces: `on_published(version)`, `on_fenced(worker, cause)`, `on_live()`.
 """
 
 import asyncio
@@ -53,6 +53,8 @@ class WeightUpdater:
     recorder: Recorder
     on_published: Callable[[int], Awaitable[None]]
     on_fenced: Callable[[str, str], Awaitable[None]]
+    on_live: Callable[[], None]
+    """Workers may have become live: there may be free slots."""
     manifest: Manifest | None = None
     published: int = -1
     history: UpdateLog = field(default_factory=UpdateLog)
@@ -102,6 +104,7 @@ class WeightUpdater:
                 if worker.state == "syncing" or worker.policy_version != manifest.policy_version
             ]
             await self._update(behind, manifest)
+            self.on_live()
             if self.published != manifest.policy_version and self.fleet.live:
                 self.published = manifest.policy_version
                 self.history.update_s.append(asyncio.get_running_loop().time() - self._arrived_at)

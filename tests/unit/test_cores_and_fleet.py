@@ -28,11 +28,19 @@ def fleet(**workers: int) -> Fleet:
         ((0, 1, 2, 3), 2, ((0,), (1,)), (2, 3)),
         ((4, 5, 6), 1, ((4,),), (5, 6)),
         ((0, 1), 2, ((0,), (0,)), (1,)),
+        ((0, 1), 3, ((0,), (0,), (0,)), (1,)),
     ],
 )
 def test_generation_and_learning_get_disjoint_halves(available, workers, generation, learning) -> None:
-    plan = plan_cores(Cores(), workers, available)
+    plan = plan_cores(Cores(lend=False), workers, available)
     assert (plan.generation, plan.learning) == (generation, learning)
+
+
+def test_the_last_of_several_workers_borrows_the_cores_of_the_learner() -> None:
+    plan = plan_cores(Cores(), 2, (0, 1))
+    assert (plan.generation, plan.learning, plan.borrower) == (((0,), (1,)), (1,), 1)
+    assert "worker-1 1 (while the learner waits)" in plan.describe()
+    assert plan_cores(Cores(), 1, (0, 1)).borrower == -1
 
 
 def test_configured_cores_are_taken_and_unknown_ones_refused() -> None:

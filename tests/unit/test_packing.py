@@ -15,7 +15,9 @@ def mixed_groups(seed=0):
     rng = np.random.default_rng(seed)
     prompts = [np.concatenate([SHARED, rng.integers(3, 97, extra)]) for extra in (3, 0, 7, 1)]
     lengths = [(5, 1, 9), (2, 2), (12, 0, 3, 4), (1,)]
-    return [random_group(rng, n, prompt, length) for n, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))]
+    return [
+        random_group(rng, n, prompt, length) for n, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
 
 
 def packed_hidden(model, batch):

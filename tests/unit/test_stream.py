@@ -186,6 +186,7 @@ async def test_the_next_version_is_laid_out_only_after_the_last_one_is_published
         assert "lay out 2" not in play.trainer.done
         await play.engine.send(WeightsPublished(policy_version=1))
         assert (await play.engine.next(WeightsReady)).manifest.policy_version == 2
+        await play.engine.next(Credit)
 
 
 async def test_stop_while_waiting_for_groups_saves_and_finishes():

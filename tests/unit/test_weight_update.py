@@ -58,7 +58,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.fleet = Fleet()
         config = Weights(stage_deadline_s=5, apply_deadline_s=5)
-        self.updater = WeightUpdater(self, self.fleet, config, Recorder(), self._publish, self._fence)
+        self.updater = WeightUpdater(self, self.fleet, config, Recorder(), self._publish, self._fence, lambda: None)
 
     async def send(self, worker: str, message: Message, deadline_s: float = 30.0) -> None:
         self.sent.append((worker, message))

@@ -1,0 +1,50 @@
+"""What a training backend offers: gradients, optimizer steps, weights by name. One implementation a library.
+
+Invariants: gradients are unnormalised sums until `optimizer_step` divides them by the step's response tokens; weights
+change only there, and all at once.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.wire import Float32s, Int32s, TrainGroup
+from learner.losses import TokenSums
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What an optimizer step did."""
+
+    grad_norm: float
+    """Global norm of the token-mean gradient, before clipping."""
+    lr: float
+    is_skipped: bool
+    """The gradient was not finite: the weights are as they were."""
+
+
+class Backend(Protocol):
+    """One model and its optimizer."""
+
+    def accumulate(self, groups: Sequence[TrainGroup]) -> tuple[TokenSums, int]:
+        """Add the gradient of `groups`; the sums over their tokens and how many packed tokens were computed."""
+        ...
+
+    def optimizer_step(self, num_response_tokens: int) -> StepReport:
+        """Divide the gradient by `num_response_tokens`, clip it, step, and clear it."""
+        ...
+
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Every parameter under its HF name as it is now; a tied head too, as the same tensor."""
+        ...
+
+    def sequence_logprobs(self, sequences: Sequence[Int32s]) -> list[Float32s]:
+        """Logprob of token t + 1 given tokens 0..t at temperature 1, for each sequence [T]: [T - 1], nats."""
+        ...
+
+    def save_model(self, folder: Path) -> None:
+        """Write weights, configuration and generation configuration in HF format."""
+        ...

@@ -1,0 +1,96 @@
+"""Logprobs and entropies of response tokens from hidden states, without the logits of the whole batch.
+
+Invariants: at most `chunk_tokens` rows of logits exist at once, forward and backward; the backward pass computes them
+again. All reductions over the vocabulary are float32, in blocks that stay in the cache.
+
+log p(t) = z_t - log Σ exp z,  H = log Σ exp z - Σ p z,  z = logits / temperature;
+∂log p(t)/∂z_v = [v = t] - p_v,  ∂H/∂z_v = -p_v (log p_v + H).
+
+Shapes: R response tokens, C tokens of a chunk, D hidden size, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CACHE_ROWS = 8
+"""Rows of float32 logits handled together: 8 x 49,152 x 4 bytes = 1.5 MB."""
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  (torch has no public type for it)
+        hidden_RD: Tensor,
+        weight_VD: Tensor,
+        targets_R: Tensor,
+        temperature: float,
+        chunk_tokens: int,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_R = torch.empty(len(targets_R), dtype=torch.float32, device=hidden_RD.device)
+        entropy_R = torch.empty_like(logprobs_R)
+        log_sums_R = torch.empty_like(logprobs_R)
+        for start in range(0, len(targets_R), chunk_tokens):
+            logits_CV = hidden_RD[start : start + chunk_tokens] @ weight_VD.T
+            for first in range(0, len(logits_CV), CACHE_ROWS):
+                rows = slice(start + first, start + min(first + CACHE_ROWS, len(logits_CV)))
+                logits = logits_CV[first : first + CACHE_ROWS].float().div_(temperature)
+                top = logits.amax(-1, keepdim=True)
+                chosen = logits.gather(1, targets_R[rows, None])[:, 0]
+                exps = (logits - top).exp_()
+                sums = exps.sum(-1)
+                log_sums = sums.log() + top[:, 0]
+                mean_logit = torch.linalg.vecdot(exps, logits) / sums
+                log_sums_R[rows] = log_sums
+                logprobs_R[rows] = chosen - log_sums
+                entropy_R[rows] = log_sums - mean_logit
+        ctx.save_for_backward(hidden_RD, weight_VD, targets_R, log_sums_R, entropy_R)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        return logprobs_R, entropy_R
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # noqa: ANN401
+        hidden_RD, weight_VD, targets_R, log_sums_R, entropy_R = ctx.saved_tensors
+        grad_logprobs_R, grad_entropy_R = gradients
+        grad_hidden_RD = torch.empty_like(hidden_RD)
+        # One chunk needs no sum; over several a bfloat16 sum would lose small terms.
+        grad_weight_VD: Tensor | None = None
+        for start in range(0, len(targets_R), ctx.chunk_tokens):
+            hidden_CD = hidden_RD[start : start + ctx.chunk_tokens]
+            logits_CV = hidden_CD @ weight_VD.T
+            for first in range(0, len(logits_CV), CACHE_ROWS):
+                rows = slice(start + first, start + min(first + CACHE_ROWS, len(logits_CV)))
+                logprobs = logits_CV[first : first + CACHE_ROWS].float().div_(ctx.temperature)
+                logprobs -= log_sums_R[rows, None]
+                grad_logprob, grad_entropy = grad_logprobs_R[rows, None], grad_entropy_R[rows, None]
+                grad_logits = logprobs.exp()
+                logprobs.add_(entropy_R[rows, None]).mul_(grad_entropy).add_(grad_logprob)
+                grad_logits.mul_(logprobs).neg_()
+                grad_logits.scatter_add_(1, targets_R[rows, None], grad_logprob)
+                logits_CV[first : first + CACHE_ROWS] = grad_logits.div_(ctx.temperature)
+            grad_hidden_RD[start : start + ctx.chunk_tokens] = logits_CV @ weight_VD
+            part = logits_CV.T @ hidden_CD
+            grad_weight_VD = part if grad_weight_VD is None else grad_weight_VD.float().add_(part)
+        if grad_weight_VD is None:
+            grad_weight_VD = torch.zeros_like(weight_VD)
+        return grad_hidden_RD, grad_weight_VD.to(weight_VD.dtype), None, None, None
+
+
+def chunked_logprobs(
+    hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor, temperature: float = 1.0, chunk_tokens: int = 256
+) -> tuple[Tensor, Tensor]:
+    """Logprob of each target and entropy of its distribution.
+
+    Args:
+        hidden_RD: Hidden states that predict the targets, in the weights' dtype.
+        weight_VD: Output embedding.
+        targets_R: int64 token ids.
+        temperature: Logits are divided by it.
+        chunk_tokens: Rows of logits that exist at once.
+
+    Returns:
+        float32 logprobs [R] and entropies [R], nats; both differentiable once.
+    """
+    logprobs, entropy = _ChunkedLogprobs.apply(hidden_RD, weight_VD, targets_R, temperature, chunk_tokens)
+    return logprobs, entropy

@@ -1,0 +1,218 @@
+"""The learner as a real process over real sockets; the test plays the engine."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from engine.transport.base import PeerGone, PeerJoined, Received
+from engine.transport.zmq import ZmqHub
+from engine.wire import (
+    Credit,
+    Finished,
+    Heartbeat,
+    StepDone,
+    Stop,
+    TrainGroup,
+    WeightsPublished,
+    WeightsReady,
+)
+from learner.trainer import CANARY_TEXTS
+from tests.support.tiny_model import random_group, tiny_llama
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED_MEMORY = Path("/dev/shm")
+DEADLINE_S = 60.0
+STEPS = 3
+FAVOURED = 42
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny-model")
+    tiny_llama(dtype=torch.bfloat16, attention="eager").save_pretrained(folder)
+    words = sorted({word for text in CANARY_TEXTS for word in text.split()})
+    vocabulary = {"<unk>": 0} | {word: number for number, word in enumerate(words[:90], start=1)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    return folder
+
+
+class Engine:
+    """A hub and one learner process."""
+
+    def __init__(self, tmp_path, model_path):
+        self.folder = tmp_path
+        self.model_path = model_path
+        self.errors = tmp_path / "learner.log"
+
+    async def __aenter__(self):
+        self.hub = await ZmqHub.bind("127.0.0.1", 0)
+        await self.start()
+        return self
+
+    async def start(self):
+        config = self.folder / "config.toml"
+        config.write_text(
+            f'[run]\nmax_steps = 9\n[model]\npath = "{self.model_path}"\n[optimizer]\nlr = 3e-3\n'
+            "[learner]\ngroups_per_step = 4\nmicro_batch_tokens = 64\nthreads = 1\nidle_deadline_s = 60.0\n"
+        )
+        with self.errors.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-W", "error::UserWarning", "-m", "learner.train",
+                "--connect", self.hub.address, "--config", str(config),
+                "--run-folder", str(self.folder / "run"), "--set", "checkpoint.keep=1",
+                cwd=ROOT, stderr=log,
+            )  # fmt: skip
+
+    async def __aexit__(self, *_):
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+        await self.hub.close()
+
+    async def next(self, kind):
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                event = await self.hub.receive()
+                match event:
+                    case PeerJoined() | PeerGone() | Received(message=Heartbeat()):
+                        assert not (isinstance(event, PeerGone) and kind is not PeerGone), self.errors.read_text()
+                        if kind is PeerGone and isinstance(event, PeerGone):
+                            return event
+                    case Received(message=message) if isinstance(message, kind):
+                        return message
+                    case _:
+                        raise AssertionError(event)
+
+    async def send(self, message):
+        await self.hub.send("learner", message)
+
+    async def exit_code(self):
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.process.wait()
+
+    def segments(self):
+        return list(SHARED_MEMORY.glob(f"adastream-{self.process.pid}-*"))
+
+
+def favouring_group(rng, group_id, version):
+    """A group in which every response of FAVOURED tokens is better than the others."""
+    group = random_group(rng, group_id, lengths=(4, 4, 4, 4), version=version)
+    samples = []
+    for index, sample in enumerate(group.samples):
+        good = index % 2 == 0
+        tokens = np.full(4, FAVOURED, dtype=np.int32) if good else sample.token_ids
+        samples.append(type(sample)(index, tokens, sample.logprobs, sample.spans, float(good), 0.5 if good else -0.5))
+    return TrainGroup(
+        group_id=group_id, prompt_id=group.prompt_id, prompt_token_ids=group.prompt_token_ids, samples=samples,
+        train_version=version, max_staleness=2,
+    )  # fmt: skip
+
+
+def check_bytes(manifest):
+    content = (SHARED_MEMORY / manifest.location).read_bytes()
+    for spec in manifest.tensors:
+        assert xxhash.xxh3_64_hexdigest(content[spec.offset : spec.offset + spec.num_bytes]) == spec.xxh3
+        assert spec.is_finite
+    spec = next(spec for spec in manifest.tensors if spec.name == "model.norm.weight")
+    part = bytearray(content[spec.offset : spec.offset + spec.num_bytes])
+    return torch.frombuffer(part, dtype=torch.bfloat16)
+
+
+async def test_a_learner_trains_publishes_and_saves(tmp_path, model_folder):
+    rng = np.random.default_rng(0)
+    async with Engine(tmp_path, model_folder) as engine:
+        ready = await engine.next(WeightsReady)
+        initial = check_bytes(ready.manifest)
+        assert "lm_head.weight" in {spec.name for spec in ready.manifest.tensors}
+        reports = []
+        for version in range(STEPS):
+            await engine.send(WeightsPublished(policy_version=version))
+            assert (await engine.next(Credit)).groups == 4
+            for number in range(4):
+                await engine.send(favouring_group(rng, version * 4 + number, version))
+            reports.append(await engine.next(StepDone))
+            ready = await engine.next(WeightsReady)
+        last = check_bytes(ready.manifest)
+        await engine.next(Credit)
+        await engine.send(Stop(reason="test over"))
+        finished = await engine.next(Finished)
+        assert await engine.exit_code() == 0, engine.errors.read_text()
+        assert engine.segments() == []
+    assert [report.policy_version for report in reports] == [1, 2, 3]
+    assert reports[1].group_ids == [4, 5, 6, 7]
+    wanted = {
+        "loss", "entropy", "kl_behaviour", "clip_share", "grad_norm", "lr", "ratio_max", "tokens_trained",
+        "tokens_packed", "step_s", "wait_s", "max_staleness", "mean_staleness", "skipped",
+    }  # fmt: skip
+    assert wanted <= reports[0].metrics.keys()
+    assert reports[0].metrics["tokens_trained"] == 64
+    assert not torch.equal(initial, last)
+    saved = AutoModelForCausalLM.from_pretrained(finished.checkpoint, dtype="auto", attn_implementation="eager")
+    assert torch.equal(saved.model.norm.weight, last)
+    assert AutoTokenizer.from_pretrained(finished.checkpoint)
+    before = AutoModelForCausalLM.from_pretrained(model_folder, dtype="auto", attn_implementation="eager")
+    prompt = torch.tensor([[5, 6, 7]])
+    gained = [model(prompt).logits[0, -1].float().log_softmax(-1)[FAVOURED].item() for model in (before, saved)]
+    assert gained[1] > gained[0] + 0.1
+
+
+async def test_sigterm_removes_the_segments(tmp_path, model_folder):
+    async with Engine(tmp_path, model_folder) as engine:
+        await engine.next(WeightsReady)
+        assert len(engine.segments()) == 1
+        engine.process.terminate()
+        assert await engine.exit_code() == 143, engine.errors.read_text()
+        assert engine.segments() == []
+
+
+async def test_segments_of_a_killed_learner_are_removed_by_the_next_one(tmp_path, model_folder):
+    async with Engine(tmp_path, model_folder) as engine:
+        await engine.next(WeightsReady)
+        left = engine.segments()
+        os.kill(engine.process.pid, signal.SIGKILL)
+        await engine.process.wait()
+        assert left
+        assert all(path.exists() for path in left)
+        await engine.start()
+        await engine.next(PeerGone)
+        await engine.next(WeightsReady)
+        assert not any(path.exists() for path in left)
+
+
+async def test_a_lost_engine_ends_the_learner_with_its_own_exit_code(tmp_path, model_folder):
+    async with Engine(tmp_path, model_folder) as engine:
+        await engine.next(WeightsReady)
+        await engine.hub.close()
+        assert await engine.exit_code() == 3, engine.errors.read_text()
+        assert engine.segments() == []
+
+
+@pytest.mark.parametrize(
+    ("config_json", "message"),
+    [
+        (None, "does not exist"),
+        ('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}', "must hold a causal language model"),
+        ("{", "readable config.json"),
+    ],
+)
+async def test_a_model_that_cannot_be_trained_is_a_usage_error(tmp_path, config_json, message):
+    folder = tmp_path / "model"
+    if config_json is not None:
+        folder.mkdir()
+        (folder / "config.json").write_text(config_json)
+    async with Engine(tmp_path, folder) as engine:
+        assert await engine.exit_code() == 2
+        assert message in engine.errors.read_text()
+        assert "Traceback" not in engine.errors.read_text()

@@ -1,0 +1,77 @@
+"""Chunked logprobs against the plain ones, and the promise that the whole batch's logits never exist."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from learner.logprobs import chunked_logprobs
+
+R, D, V = 37, 16, 101
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the most elements of any tensor that an operation returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return result
+
+
+def inputs(dtype=torch.float64, rows=R):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(rows, D, generator=generator, dtype=dtype).requires_grad_()
+    weight = torch.randn(V, D, generator=generator, dtype=dtype).requires_grad_()
+    return hidden, weight, torch.randint(0, V, (rows,), generator=generator)
+
+
+def plain(hidden, weight, targets, temperature):
+    logprobs = (hidden @ weight.T / temperature).log_softmax(-1)
+    return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 8, 37, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_and_gradients_are_the_plain_ones(chunk_tokens, temperature):
+    hidden, weight, targets = inputs(torch.float32)
+    outputs = chunked_logprobs(hidden, weight, targets, temperature, chunk_tokens)
+    expected = plain(hidden, weight, targets, temperature)
+    generator = torch.Generator().manual_seed(1)
+    factors = [torch.randn(R, generator=generator) for _ in range(2)]
+    gradients = []
+    for pair in (outputs, expected):
+        total = sum((value * factor).sum() for value, factor in zip(pair, factors, strict=True))
+        gradients.append(torch.autograd.grad(total, (hidden, weight)))
+    for ours, theirs in zip((*outputs, *gradients[0]), (*expected, *gradients[1]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_of_the_whole_batch_never_exist():
+    hidden, weight, targets = inputs(torch.float32, rows=400)
+    with LargestTensor() as largest:
+        logprobs, entropy = chunked_logprobs(hidden, weight, targets, 1.0, 16)
+        (logprobs.sum() + entropy.sum()).backward()
+    assert largest.numel <= max(16 * V, 400 * D, V * D)
+
+
+def test_without_response_tokens_there_is_nothing_to_learn():
+    hidden, weight, targets = inputs(torch.float32, rows=0)
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets)
+    (logprobs.sum() + entropy.sum()).backward()
+    assert logprobs.numel() == 0
+    assert not weight.grad.any()
+
+
+def test_bfloat16_logits_are_reduced_in_float32():
+    hidden, weight, targets = inputs(torch.float32)
+    exact = plain(hidden, weight, targets, 1.0)
+    ours = chunked_logprobs(hidden.bfloat16(), weight.bfloat16(), targets, 1.0, 8)
+    assert ours[0].dtype == torch.float32
+    assert (ours[0] - exact[0]).abs().max() < 0.1
+    assert (ours[1] - exact[1]).abs().max() < 0.05
