@@ -102,7 +102,7 @@ class Coordinator:
             max_epochs=config.data.max_epochs,
             max_prompt_tokens=config.model.max_context_tokens - config.sampling.max_tokens,
             changed=self._wake,
-            on_skipped=lambda count: inputs.recorder.prompts(skipped=count),
+            on_skipped=self._on_skipped,
         )
         self.updater = WeightUpdater(
             inputs.hub, self.fleet, config.weights, inputs.recorder, self._on_published, self._on_fenced, self._wake
@@ -354,6 +354,11 @@ class Coordinator:
         """Since the last optimizer step; before the first, since training began; None before training."""
         last = self._stepped_at or self.tally.started_at
         return asyncio.get_running_loop().time() - last if last else None
+
+    def _on_skipped(self, row: PromptRow) -> None:
+        self.tally.prompts_skipped += 1
+        self.inputs.recorder.prompts(skipped=1)
+        self.inputs.folder.event("skipped", t=self._now(), prompt_id=row.prompt_id)
 
     def _wake(self) -> None:
         self.scheduler.wake()

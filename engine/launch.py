@@ -11,8 +11,8 @@ from engine.supervisor import Command
 WORKER_MODULES = {"vllm": "workers.vllm", "simulated": "workers.simulated"}
 LEARNER_MODULES = {"torch": "learner.train", "simulated": "learner.simulated"}
 LEARNER = "learner"
-BORROWER_NICENESS = 5
-"""The learner gets three quarters of a core that both want; a starving worker would let its samples expire."""
+BORROWER_NICENESS = 10
+"""The learner gets nine tenths of a core that both want: it is the scarcer side then, and the worker still moves."""
 
 
 def worker_commands(config: Config, folder: RunFolder, address: str, plan: CorePlan) -> list[Command]:

@@ -34,7 +34,7 @@ class PromptFeed:
     max_epochs: int
     max_prompt_tokens: int
     changed: Callable[[], None]
-    on_skipped: Callable[[int], None]
+    on_skipped: Callable[[PromptRow], None]
     epoch: int = 0
     num_skipped: int = 0
     has_ended: bool = False
@@ -94,7 +94,7 @@ class PromptFeed:
             is_short = len(token_ids) <= self.max_prompt_tokens
             if not is_short:
                 self.num_skipped += 1
-                self.on_skipped(1)
+                self.on_skipped(data)
             self._cache[row] = (
                 Prompt(data.prompt_id, data.answer, data.level, token_ids, len(token_ids)) if is_short else None
             )

@@ -50,6 +50,7 @@ def summarize(
         "samples_aborted": tally.samples_aborted,
         "samples_failed": tally.samples_failed,
         "prompts_quarantined": tally.prompts_quarantined,
+        "prompts_skipped": tally.prompts_skipped,
         "tokens_generated": ledger.generated,
         "tokens_trained": ledger.trained,
         "tokens_counted": ledger.counted,

@@ -1,8 +1,8 @@
 """Child processes on this machine: start, watch, restart, stop. Knows commands and process groups, nothing of messages.
 
 Invariants: every child is its own session, so a signal to its group reaches its children too; a worker that dies is
-started again up to `worker.max_restarts` times; a learner that dies ends the run with its cause; nothing is left
-running when `stop` returns.
+started again up to `worker.max_restarts` times, unless it says that its configuration cannot be used; a learner that
+dies ends the run with its cause; nothing is left running when `stop` returns.
 """
 
 import asyncio
@@ -20,6 +20,8 @@ from engine.core.errors import RunError
 
 log = logging.getLogger(__name__)
 
+UNUSABLE = 2
+"""Exit code of a child that cannot use its configuration or model: it would say the same again, so no restart."""
 _TAIL_BYTES = 4096
 
 
@@ -122,7 +124,7 @@ class Supervisor:
             if command.name in self._stopping:
                 return
             cause = f"{command.name} {_cause(code)}; its last lines ({command.log_path}):\n{_tail(command.log_path)}"
-            if child.num_restarts >= command.max_restarts:
+            if code == UNUSABLE or child.num_restarts >= command.max_restarts:
                 raise RunError(cause)
             child.num_restarts += 1
             log.warning("%s %s; restart %d of %d", command.name, _cause(code), child.num_restarts, command.max_restarts)

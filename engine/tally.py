@@ -26,6 +26,8 @@ class Tally:
     groups_zero_signal: int = 0
     groups_dropped: int = 0
     prompts_quarantined: int = 0
+    prompts_skipped: int = 0
+    """Rows whose prompt does not fit the context."""
     steps: int = 0
     max_staleness: int = 0
     staleness_mean: float = 0.0

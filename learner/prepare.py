@@ -136,7 +136,7 @@ def _plain(config: Any) -> Any:  # noqa: ANN401 (untyped in transformers)
 def restore_pre_tokenizer(tokenizer: Any) -> None:  # noqa: ANN401 (a fast tokenizer of transformers, which is untyped here)
     """Give a SmolLM2 tokenizer back its pre-tokenizer: each digit is a token of its own.
 
-    Without it numbers merge into tokens that the model never saw, and its arithmetic suffers silently.
+    Without it white space before digits becomes other tokens than the model was trained on, silently.
     """
     from tokenizers import pre_tokenizers
 

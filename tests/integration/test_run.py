@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,45 @@ def test_bad_input_is_answered_with_what_was_got_and_what_is_allowed(tmp_path: P
         assert run.wait() == 2, run.output
     assert all(word in run.output for word in words), run.output
     assert "Traceback" not in run.output
+
+
+def test_a_prompt_longer_than_the_context_is_skipped_and_counted(tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    rows = [{"id": f"good-{n}", "problem": f"Reply with {n}.", "answer": str(n)} for n in range(40)]
+    rows.append({"id": "long", "problem": "x" * 2000 + " Reply with 1.", "answer": "1"})
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with engine_run(tmp_path, f"data.train={data}", "run.max_steps=6", "simulated.pass_rate=[0.5]") as run:
+        assert run.wait() == 0, run.output
+    assert run.summary()["prompts_skipped"] == 1
+    assert [event["prompt_id"] for event in run.events("skipped")] == ["long"]
+
+
+def test_a_data_row_without_an_answer_is_named_with_its_line(tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"id": "a", "problem": "Reply with 1.", "answer": "1"}\n{"id": "b", "problem": "Reply with 2."}\n')
+    with engine_run(tmp_path, f"data.train={data}") as run:
+        assert run.wait() == 2, run.output
+    assert f"{data}" in run.output
+    assert "line 2" in run.output
+    assert "answer" in run.output
+
+
+def test_a_missing_model_folder_ends_the_run_without_restarts(tmp_path: Path) -> None:
+    overrides = ("worker.kind=vllm", "learner.kind=torch", f"model.path={tmp_path / 'no-model'}", "worker.count=1")
+    with engine_run(tmp_path, *overrides) as run:
+        assert run.wait() == 1, run.output
+    assert "no-model" in run.output
+    assert "restart" not in run.output
+
+
+def test_health_and_metrics_answer_while_a_run_goes_on(tmp_path: Path) -> None:
+    with engine_run(tmp_path, "run.max_steps=100000") as run:
+        url = run.wait_for(r"metrics (http://\S+)/metrics")[1]
+        run.wait_for(r"step=[1-9]")
+        with urllib.request.urlopen(f"{url}/healthz", timeout=10) as answer:
+            health = json.loads(answer.read())
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            body = answer.read().decode()
+    assert health["status"] == "ok"
+    assert health["version"] >= 1
+    assert 'adastream_engine_tokens_total{fate="trained"}' in body

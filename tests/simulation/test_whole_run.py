@@ -1,6 +1,8 @@
 """Whole runs under virtual time, many seeds: nothing lost, nothing twice, the bound holds, whatever crashes."""
 
 import json
+import math
+import statistics
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,46 @@ def test_without_expiry_one_seed_counts_and_keeps_the_same_samples_at_any_concur
         found.append(pools(run))
     assert len(found[0]) == 60
     assert found[0] == found[1] == found[2]
+
+
+PASS_RATE, EXACT_SAMPLES = 0.2, 10.140386
+"""2/2, n_max 32: exact mean of samples a prompt."""
+
+
+def stopping_law(tmp_path: Path, accounting: str, num_prompts: int) -> tuple[float, float, float]:
+    """Whole engine, eight in flight an arm, wrong answers twice as long: z-score of samples, length ratios by class."""
+    settings = config(
+        staleness={"max": 1_000_000},
+        worker={"count": 4, "slots": 64},
+        strategy={"width": 8, "accounting": accounting},
+        data={"max_epochs": 1, "train": f"simulated:{num_prompts}"},
+        simulated={"pass_rate": [PASS_RATE], "tokens_mean": 100.0, "step_s": 0.0, "tokens_per_s": 100.0},
+        model={"max_context_tokens": 20_000},
+        sampling={"max_tokens": 10_000},
+        run={"max_steps": 1_000_000},
+        learner={"groups_per_step": 1},
+    )
+    run = WholeRun(settings, tmp_path)
+    run.run()
+    by_arm = pools(run)
+    counts = [len(pool) for pool in by_arm.values()]
+    assert len(counts) == num_prompts
+    kept = [(reward, tokens) for pool in by_arm.values() for _, reward, tokens, is_kept in pool if is_kept]
+    right = statistics.fmean(tokens for reward, tokens in kept if reward) / 100
+    wrong = statistics.fmean(tokens for reward, tokens in kept if not reward) / 200
+    error = statistics.stdev(counts) / math.sqrt(len(counts))
+    return abs(statistics.fmean(counts) - EXACT_SAMPLES) / error, right, wrong
+
+
+@pytest.mark.timeout(300)
+def test_the_whole_engine_keeps_the_length_law_and_the_exact_number_of_samples(tmp_path: Path) -> None:
+    z, right, wrong = stopping_law(tmp_path, "launch", 6000)
+    assert z < 3.0
+    assert (right, wrong) == pytest.approx((1.0, 1.0), abs=0.02)
+
+
+def test_completion_accounting_in_the_whole_engine_fails_both(tmp_path: Path) -> None:
+    z, right, wrong = stopping_law(tmp_path, "completion", 1000)
+    assert z > 3.0
+    assert right < 0.9
+    assert wrong < 0.9

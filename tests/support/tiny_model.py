@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -15,6 +16,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 def save_tiny_model(folder: Path, *, is_tied: bool, dtype: torch.dtype, seed: int = 0) -> LlamaForCausalLM:
     """Make and save one; returns it, in evaluation mode."""
+    disable_progress_bar()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -29,7 +31,7 @@ def save_tiny_model(folder: Path, *, is_tied: bool, dtype: torch.dtype, seed: in
     config = LlamaConfig(
         vocab_size=288, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=32, max_position_embeddings=256, tie_word_embeddings=is_tied,
-        bos_token_id=1, eos_token_id=2, pad_token_id=2, initializer_range=0.3, dtype=dtype,
+        bos_token_id=1, eos_token_id=2, pad_token_id=2, initializer_range=0.15, dtype=dtype,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(dtype).eval()
     model.save_pretrained(folder)
@@ -37,7 +39,7 @@ def save_tiny_model(folder: Path, *, is_tied: bool, dtype: torch.dtype, seed: in
 
 
 @torch.no_grad()
-def perturb(model: torch.nn.Module, seed: int, scale: float = 0.1) -> None:
+def perturb(model: torch.nn.Module, seed: int, scale: float = 0.3) -> None:
     """Move every matrix by `scale` of its spread."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -44,7 +44,7 @@ class WorkerProcess:
         async with asyncio.timeout(deadline_s):
             while True:
                 event = await self.hub.receive()
-                assert not isinstance(event, PeerGone), f"{event.reason}\n{self.log_path.read_text()[-4000:]}"
+                assert not isinstance(event, PeerGone), f"{event.reason}\n{_tail(self.log_path)}"
                 if isinstance(event, Received):
                     if isinstance(event.message, kind):
                         return event.message
@@ -71,10 +71,8 @@ async def running_worker(module: str, config: Path, log_path: Path, *arguments: 
             joined = await _first(hub, process, log_path)
         yield WorkerProcess(hub, process, log_path, joined)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         await process.wait()
         await hub.close()
 
@@ -84,7 +82,7 @@ async def _first(hub: ZmqHub, process: asyncio.subprocess.Process, log_path: Pat
     event = asyncio.ensure_future(hub.receive())
     try:
         await asyncio.wait([ended, event], return_when=asyncio.FIRST_COMPLETED)
-        assert event.done(), f"the worker ended with {ended.result()}\n{log_path.read_text()[-4000:]}"
+        assert event.done(), f"the worker ended with {ended.result()}\n{_tail(log_path)}"
         joined = event.result()
         assert isinstance(joined, PeerJoined)
         return joined
@@ -92,3 +90,7 @@ async def _first(hub: ZmqHub, process: asyncio.subprocess.Process, log_path: Pat
         for task in (ended, event):
             task.cancel()
         await asyncio.wait([ended, event])
+
+
+def _tail(log_path: Path) -> str:
+    return log_path.read_text()[-4000:]

@@ -1,0 +1,33 @@
+"""`--dry-run` prints the resolved plan at once, without torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRESETS = sorted(path.name for path in (ROOT / "configs").glob("*.toml"))
+
+PROGRAM = """
+import sys
+from engine.serve import main
+code = main(sys.argv[1:])
+heavy = {"torch", "vllm", "transformers"} & set(sys.modules)
+sys.exit(code or (3 if heavy else 0))
+"""
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_prints_its_plan_without_importing_torch(preset: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, "--config", f"configs/{preset}", "--dry-run", "sampling.max_tokens=20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for word in ("slots", "arms", "B  ", "η  ", "max_tokens = 20", "cores"):
+        assert word in done.stdout
+
+
+def test_the_plan_names_what_follows_from_the_bound() -> None:
+    command = [sys.executable, "-m", "engine.serve", "--config", "configs/sim.toml", "--dry-run", "staleness.max=0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "strictly on-policy" in done.stdout
