@@ -18,11 +18,12 @@ import uvloop
 
 from configs.load import ConfigError, dump_config, load_config
 from configs.root import Config
-from engine.coordinator import Coordinator, Inputs
+from engine.coordinator import Coordinator
 from engine.core.errors import AdastreamError, DataError, Interrupted, first_cause
 from engine.cores import CorePlan, plan_cores
 from engine.datasets import PromptRow, load_prompts
 from engine.dry_run import describe_plan
+from engine.exchange import Exchange, Inputs
 from engine.run_folder import RunFolder, new_run_path
 from engine.shutdown import stop_signals
 from engine.status import StatusReporter
@@ -116,7 +117,7 @@ async def _run(job: Job, folder: RunFolder, view: LiveView) -> int:
         grader = await stack.enter_async_context(VerifierPool(config.verifier, observe=recorder.verdict))
         inputs = Inputs(config, folder, hub, grader, recorder, job.train, job.test, job.cores)
         async with asyncio.TaskGroup() as tasks:
-            coordinator = Coordinator(inputs, tasks)
+            coordinator = Coordinator(Exchange(inputs, tasks))
             reporter = StatusReporter(coordinator, grader, view)
             server = MetricsServer(recorder.render, reporter.health, config.server.host, config.server.http_port)
             await stack.enter_async_context(server)
@@ -151,7 +152,7 @@ async def _supervised(coordinator: Coordinator) -> dict[str, SummaryValue]:
                 raise Interrupted(coordinator.interrupted) from None
             raise
         finally:
-            await coordinator.supervisor.stop(KILL_DEADLINE_S)
+            await coordinator.exchange.supervisor.stop(KILL_DEADLINE_S)
 
 
 if __name__ == "__main__":

@@ -32,30 +32,31 @@ class StatusReporter:
         while True:
             due += PERIOD_S
             await asyncio.sleep(max(0.0, due - loop.time()))
-            recorder = self.coordinator.inputs.recorder
+            recorder = self.coordinator.exchange.inputs.recorder
             recorder.loop_lag(max(0.0, loop.time() - due))
             recorder.verifier_queue(self.grader.statistics().queue_length)
-            recorder.worker_up(len(self.coordinator.fleet.live))
+            recorder.worker_up(len(self.coordinator.exchange.fleet.live))
             self.view.update(self._progress(loop.time()))
 
     def health(self) -> Health:
         """State for /healthz: stalled = no step for longer than the learner may wait for a group."""
-        coordinator = self.coordinator
-        since = coordinator.seconds_since_step()
-        limit = coordinator.inputs.config.learner.idle_deadline_s
-        is_stalled = coordinator.stage == "training" and since is not None and since > limit
-        status = "starting" if coordinator.stage == "starting" else "stalled" if is_stalled else "ok"
-        return Health(status, max(0, coordinator.updater.published), since)
+        exchange = self.coordinator.exchange
+        since = exchange.seconds_since_step()
+        limit = exchange.inputs.config.learner.idle_deadline_s
+        is_stalled = exchange.stage == "training" and since is not None and since > limit
+        status = "starting" if exchange.stage == "starting" else "stalled" if is_stalled else "ok"
+        return Health(status, max(0, exchange.updater.published), since)
 
     def _progress(self, now: float) -> Progress:
-        coordinator, tally = self.coordinator, self.coordinator.tally
-        dispatcher, ledger = coordinator.scheduler.dispatcher, tally.ledger
+        coordinator, exchange = self.coordinator, self.coordinator.exchange
+        tally, dispatcher = exchange.tally, exchange.scheduler.dispatcher
+        ledger = tally.ledger
         self._rates.observe(now, ledger.generated + ledger.evaluated, tally.learner_tokens)
         return Progress(
             elapsed_s=now - coordinator.started_at,
-            stage=coordinator.stage,
+            stage=exchange.stage,
             step=tally.steps,
-            steps_total=coordinator.inputs.config.run.max_steps,
+            steps_total=exchange.inputs.config.run.max_steps,
             first_sample_reward=tally.reward_mean,
             useful_groups_per_min=tally.useful_groups_per_min(now) if tally.started_at else 0.0,
             arms={
@@ -76,7 +77,7 @@ class StatusReporter:
             staleness_max=tally.max_staleness,
             generation_tokens_per_s=self._rates.generation,
             learner_tokens_per_s=self._rates.learning,
-            weight_updates=max(0, coordinator.updater.published),
+            weight_updates=max(0, exchange.updater.published),
             accuracy_before=coordinator.before.sampled if coordinator.before else None,
         )
 

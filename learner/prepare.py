@@ -134,7 +134,7 @@ def _plain(config: Any) -> Any:  # noqa: ANN401 (untyped in transformers)
 
 
 def restore_pre_tokenizer(tokenizer: Any) -> None:  # noqa: ANN401 (a fast tokenizer of transformers, which is untyped here)
-    """Give a SmolLM2 tokenizer back its pre-tokenizer: each digit is a token of its own.
+    """Give a SmolLM2 tokenizer back its pre-tokenizer: digits are cut off one by one before anything else.
 
     Without it white space before digits becomes other tokens than the model was trained on, silently.
     """

@@ -51,7 +51,7 @@ class VllmBackend:
     """A `GenerationBackend` on one AsyncLLM. Make it with `start`, end it with `close`."""
 
     def __init__(self, llm: AsyncLLM, config: Config) -> None:
-        self._llm = llm
+        self.llm = llm
         self._config = config
         self._tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(config.model.path)
         self._dtype = str(llm.model_config.dtype).removeprefix("torch.")
@@ -80,7 +80,7 @@ class VllmBackend:
         Raises:
             RunError: they died.
         """
-        handler = self._llm.output_handler
+        handler = self.llm.output_handler
         if handler is None:
             raise RunError("vLLM takes no output")
         await asyncio.wait([handler])
@@ -88,7 +88,7 @@ class VllmBackend:
 
     def close(self) -> None:
         """End vLLM's processes; blocks up to `SHUTDOWN_S`."""
-        self._llm.shutdown(timeout=SHUTDOWN_S)
+        self.llm.shutdown(timeout=SHUTDOWN_S)
 
     async def encode(self, prompts: list[str], chat_template: bool) -> list[Int32s]:
         """Token ids of each prompt, wrapped as a user message where `chat_template`.
@@ -131,7 +131,7 @@ class VllmBackend:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = tokens_input(request.prompt_token_ids.tolist())
-        output = await self._final(self._llm.generate(prompt, params, _request_id(request.key)))
+        output = await self._final(self.llm.generate(prompt, params, _request_id(request.key)))
         return self._sample(request.key, output.outputs[0], time.monotonic() - began_at)
 
     def _sample(self, key: SampleKey, output: CompletionOutput, generation_s: float) -> SampleDone:
@@ -154,7 +154,7 @@ class VllmBackend:
 
     async def abort(self, keys: list[SampleKey]) -> None:
         """End these requests; each `generate` returns with the tokens so far."""
-        await self._answer(self._llm.abort([_request_id(key) for key in keys]))
+        await self._answer(self.llm.abort([_request_id(key) for key in keys]))
 
     async def stage(self, manifest: Manifest) -> None:
         """Check new weights against the model and against their own manifest, in a thread.
@@ -170,7 +170,7 @@ class VllmBackend:
 
     def _verify(self, manifest: Manifest) -> None:
         if self._shapes is None:
-            self._shapes = expected_shapes(Path(self._llm.model_config.model))
+            self._shapes = expected_shapes(Path(self.llm.model_config.model))
         verify(manifest, self._shapes, self._dtype)
 
     async def apply(self, manifest: Manifest, load: bool) -> Load:
@@ -181,17 +181,17 @@ class VllmBackend:
             RunError: vLLM died.
         """
         if not load:
-            await self._answer(self._llm.update_weight_version(str(manifest.policy_version)))
+            await self._answer(self.llm.update_weight_version(str(manifest.policy_version)))
             return Load(0.0, 0.0)
         tensors = [(spec.name, spec.shape, spec.dtype, spec.offset, spec.num_bytes) for spec in manifest.tensors]
         update = {"location": manifest.location, "num_bytes": manifest.num_bytes, "tensors": tensors}
         paused_at = time.monotonic()
-        await self._answer(self._llm.pause_generation(mode="keep", clear_cache=True))
+        await self._answer(self.llm.pause_generation(mode="keep", clear_cache=True))
         loading_at = time.monotonic()
         try:
-            await self._answer(self._llm.start_weight_update())
-            await self._answer(self._llm.update_weights(WeightTransferUpdateRequest(update_info=update)))
-            await self._answer(self._llm.finish_weight_update(str(manifest.policy_version)))
+            await self._answer(self.llm.start_weight_update())
+            await self._answer(self.llm.update_weights(WeightTransferUpdateRequest(update_info=update)))
+            await self._answer(self.llm.finish_weight_update(str(manifest.policy_version)))
         except RunError:
             raise
         except Exception as exc:
@@ -201,7 +201,7 @@ class VllmBackend:
         # Asked for while nothing runs, the canaries are in the first step: before it recomputes the cleared caches.
         self._early = (manifest.canaries, asyncio.ensure_future(self._differences(manifest.canaries)))
         await asyncio.sleep(0)
-        await self._answer(self._llm.resume_generation())
+        await self._answer(self.llm.resume_generation())
         return Load(pause_s=time.monotonic() - paused_at, load_s=loaded_at - loading_at)
 
     async def canary(self, canaries: list[Canary]) -> float:
@@ -231,7 +231,7 @@ class VllmBackend:
         )
         self._num_canaries += 1
         prompt = tokens_input(canary.token_ids.tolist())
-        stream = self._llm.generate(prompt, params, f"canary-{self._num_canaries}", priority=CANARY_PRIORITY)
+        stream = self.llm.generate(prompt, params, f"canary-{self._num_canaries}", priority=CANARY_PRIORITY)
         output = await self._final(stream)
         if not isinstance(output.prompt_logprobs, FlatLogprobs):
             raise WeightUpdateError("vLLM gave no prompt logprobs for a canary")

@@ -84,7 +84,7 @@ ENCODINGS = [
     ("1234567890", [33, 34, 35, 36, 37, 38, 39, 40, 41, 32]),
     ("x=-9.5", [104, 15196, 41, 30, 37]),
     ("a  7", [81, 256, 39]),
-    ("Sum:\n\n7", [13723, 42, 1116, 39]),
+    ("Sum:\n\n7", [13764, 42, 1116, 39]),
 ]
 """Each digit is a token of its own, and what stands before it is cut off first, as when the model was trained."""
 

@@ -6,10 +6,11 @@ import secrets
 from pathlib import Path
 
 from configs import Config
-from engine.coordinator import Coordinator, Inputs
+from engine.coordinator import Coordinator
 from engine.core.errors import PeerLost, RunError
 from engine.cores import CorePlan
 from engine.datasets import load_prompts
+from engine.exchange import Exchange, Inputs
 from engine.run_folder import RunFolder
 from engine.supervisor import Command, OnExit
 from engine.transport.memory import MemoryHub, MemoryLink
@@ -115,7 +116,7 @@ class WholeRun:
                 config, folder, hub, grader, Recorder(), train, [], CorePlan(((),) * config.worker.count, ()), children
             )
             async with asyncio.timeout(1_000_000), asyncio.TaskGroup() as tasks:
-                self.coordinator = Coordinator(inputs, tasks)
+                self.coordinator = Coordinator(Exchange(inputs, tasks))
                 chaos = tasks.create_task(self._chaos())
                 summary = await self.coordinator.run()
                 chaos.cancel()
@@ -126,7 +127,7 @@ class WholeRun:
     async def _chaos(self) -> None:
         for _ in range(self.crashes):
             await asyncio.sleep(self.rng.uniform(0.5, 3.0))
-            if self.coordinator.stage == "training":
-                live = [worker.name for worker in self.coordinator.fleet.workers.values()]
+            if self.coordinator.exchange.stage == "training":
+                live = [worker.name for worker in self.coordinator.exchange.fleet.workers.values()]
                 if live:
                     self.children.crash(self.rng.choice(live))

@@ -1,0 +1,288 @@
+"""The parts of a run and where every event goes: messages of peers, ends of children, callbacks of the parts.
+
+Invariants: one reader takes every event of the hub; no handler waits for a peer; every event ends by waking whoever may
+act on it. The phases of the run are the coordinator's.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from configs.root import Config
+from engine import strategies
+from engine.core.dispatcher import Dispatcher, Policy
+from engine.core.errors import DeadlineError, RunError
+from engine.core.staleness import Bound
+from engine.cores import CorePlan
+from engine.datasets import PromptRow
+from engine.encoding import Encoder
+from engine.evaluate import Evaluator
+from engine.fleet import Fleet
+from engine.launch import LEARNER
+from engine.prompt_feed import PromptFeed
+from engine.run_folder import RunFolder
+from engine.scheduler import Ports, Scheduler
+from engine.supervisor import Children, OnExit, Supervisor
+from engine.tally import Tally
+from engine.transport.base import Hub, PeerGone, PeerJoined, Received
+from engine.verifiers import Grader
+from engine.weight_update import WeightUpdater
+from engine.wire import (
+    Applied,
+    Credit,
+    Encoded,
+    Finished,
+    Heartbeat,
+    SampleDone,
+    SampleFailed,
+    SampleKey,
+    Staged,
+    StepDone,
+    WeightsPublished,
+    WeightsReady,
+)
+from metrics.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+Stage = Literal["starting", "evaluating", "training", "draining", "saving"]
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What a run is made of, opened by its owner."""
+
+    config: Config
+    folder: RunFolder
+    hub: Hub
+    grader: Grader
+    recorder: Recorder
+    train: Sequence[PromptRow]
+    test: Sequence[PromptRow]
+    cores: CorePlan
+    children: Callable[[asyncio.TaskGroup, OnExit], Children] = Supervisor
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Parts of one run, and their events."""
+
+    inputs: Inputs
+    tasks: asyncio.TaskGroup
+    stage: Stage = "starting"
+    """Phase of the run, set by the coordinator."""
+    tally: Tally = field(default_factory=Tally)
+    fleet: Fleet = field(default_factory=Fleet)
+    supervisor: Children = field(init=False)
+    updater: WeightUpdater = field(init=False)
+    scheduler: Scheduler = field(init=False)
+    evaluator: Evaluator = field(init=False)
+    feed: PromptFeed = field(init=False)
+    has_saved: bool = False
+    """Whether the learner said that its last checkpoint is written."""
+    _encoder: Encoder = field(init=False)
+    _progress: asyncio.Event = field(default_factory=asyncio.Event)
+    _peer_stages: dict[str, str] = field(default_factory=dict[str, str])
+    _stepped_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Build the parts; nothing runs yet."""
+        inputs, config = self.inputs, self.inputs.config
+        self.supervisor = inputs.children(self.tasks, self._on_child_exit)
+        self._encoder = Encoder(inputs.hub, self.fleet, config.model.chat_template)
+        self.feed = PromptFeed(
+            rows=inputs.train,
+            encoder=self._encoder,
+            seed=config.run.seed,
+            max_epochs=config.data.max_epochs,
+            max_prompt_tokens=config.model.max_context_tokens - config.sampling.max_tokens,
+            changed=self._wake,
+            on_skipped=self._on_skipped,
+        )
+        self.updater = WeightUpdater(
+            inputs.hub, self.fleet, config.weights, inputs.recorder, self._on_published, self._on_fenced, self._wake
+        )
+        self.evaluator = Evaluator(
+            inputs.hub,
+            self.fleet,
+            inputs.grader,
+            self._encoder,
+            config.evaluation,
+            config.sampling,
+            self.tasks,
+            self._on_evaluation_tokens,
+            config.run.seed,
+        )
+        ports = Ports(inputs.hub, self.fleet, self.feed, inputs.grader, inputs.recorder, inputs.folder, self.tasks)
+        self.scheduler = Scheduler(
+            config, ports, Dispatcher(_policy(config)), self.tally, LEARNER, self._on_step, self._progress.set
+        )
+
+    def notice(self) -> None:
+        """Something changed that a phase may wait for."""
+        self._progress.set()
+
+    async def until(self, holds: Callable[[], bool], deadline_s: float, what: str, *, is_fatal: bool = True) -> None:
+        """Wait until `holds()`, tested after every event.
+
+        Raises:
+            DeadlineError: it did not within `deadline_s`; not fatal = return then.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                while not holds():
+                    self._progress.clear()
+                    await self._progress.wait()
+        except TimeoutError as exc:
+            if is_fatal:
+                stages = ", ".join(f"{peer}: {stage}" for peer, stage in sorted(self._peer_stages.items()))
+                raise DeadlineError(f"waited {deadline_s:.0f} s for {what} while {self.stage} ({stages})") from exc
+
+    async def read(self) -> None:
+        """Consumes hub events for ever; produces state changes; ends by cancellation."""
+        while True:
+            event = await self.inputs.hub.receive()
+            if isinstance(event, PeerJoined):
+                self._on_joined(event)
+            elif isinstance(event, PeerGone):
+                self._on_gone(event)
+            else:
+                self._on_message(event)
+            self._progress.set()
+
+    def _on_joined(self, event: PeerJoined) -> None:
+        log.info("%s joined (pid %d)", event.peer, event.hello.pid)
+        if event.hello.role == "worker":
+            self.fleet.join(event.hello)
+            self.updater.on_joined(event.peer)
+
+    def _on_gone(self, event: PeerGone) -> None:
+        if event.peer == LEARNER:
+            if self.stage != "saving":
+                # Its exit, with the cause, is the supervisor's to report; a silent but living learner ends here.
+                self.supervisor.kill(LEARNER)
+            return
+        self._lose_worker(event.peer, event.reason)
+        if self.stage != "saving":
+            self.supervisor.kill(event.peer)
+
+    def _on_message(self, event: Received) -> None:
+        peer, message = event.peer, event.message
+        match message:
+            case SampleDone():
+                if message.key.arm < 0:
+                    self.evaluator.on_sample(message)
+                else:
+                    self.scheduler.on_sample(peer, message)
+            case SampleFailed():
+                log.warning("%s failed on a sample: %s", peer, message.error)
+                if message.key.arm < 0:
+                    self.evaluator.on_failed(message)
+                else:
+                    self.scheduler.on_sample_failed(peer, message)
+            case Staged() | Applied():
+                self.updater.on_answer(peer, message)
+            case Encoded():
+                self._encoder.on_encoded(message)
+            case Heartbeat():
+                self._peer_stages[peer] = message.stage
+            case Credit() | StepDone() | WeightsReady() | Finished():
+                self._on_learner_message(message)
+            case _:
+                raise RunError(f"{peer} sent {type(message).__name__}, which the engine does not take")
+
+    def _on_learner_message(self, message: Credit | StepDone | WeightsReady | Finished) -> None:
+        match message:
+            case Credit():
+                self.scheduler.on_credit(message.groups)
+            case StepDone():
+                self.scheduler.on_step_done(message)
+            case WeightsReady():
+                self.updater.on_manifest(message.manifest)
+            case Finished():
+                self.inputs.folder.event("saved", checkpoint=message.checkpoint)
+                self.has_saved = True
+
+    async def _on_published(self, version: int) -> None:
+        self.inputs.folder.event("published", t=self._now(), version=version)
+        await self.inputs.hub.send(LEARNER, WeightsPublished(policy_version=version))
+        self.scheduler.on_published(self.fleet.generation_version)
+        self._wake()
+
+    async def _on_fenced(self, worker: str, cause: str) -> None:
+        log.error("worker %s is fenced: %s", worker, cause)
+        self.inputs.folder.event("fenced", t=self._now(), worker=worker, cause=cause)
+        await self.inputs.hub.drop(worker, cause)
+        self._lose_worker(worker, cause)
+        self.supervisor.kill(worker)
+
+    async def _on_child_exit(self, name: str, cause: str) -> None:
+        await self.inputs.hub.drop(name, cause)
+        self.inputs.recorder.worker_restarted(name)
+        self.inputs.folder.event("restarted", t=self._now(), worker=name, cause=cause)
+        self._lose_worker(name, cause)
+
+    def _lose_worker(self, name: str, cause: str) -> None:
+        keys: list[SampleKey] = self.fleet.leave(name)
+        if keys:
+            log.warning("worker %s is gone (%s) with %d requests under way", name, cause, len(keys))
+        self.updater.on_worker_lost(name)
+        self._encoder.on_worker_lost(name)
+        self.evaluator.on_lost([key for key in keys if key.arm < 0])
+        self.scheduler.on_lost([key for key in keys if key.arm >= 0])
+        self._wake()
+
+    def _on_step(self, step: StepDone, reward: float | None) -> None:
+        self._stepped_at = asyncio.get_running_loop().time()
+        self.inputs.folder.event(
+            "step",
+            t=self._now(),
+            step=self.tally.steps,
+            version=step.policy_version,
+            first_sample_reward=reward,
+            reward_mean=self.tally.reward_mean,
+            useful_groups=len(step.group_ids),
+            groups_trained=self.tally.groups_trained,
+            samples_launched=self.tally.samples_launched,
+            samples_counted=self.tally.samples_counted,
+            tokens_generated=self.tally.ledger.generated,
+            **step.metrics,
+        )
+
+    def _on_evaluation_tokens(self, tokens: int) -> None:
+        self.tally.ledger.evaluated += tokens
+        self.inputs.recorder.tokens("evaluated", tokens)
+
+    def seconds_since_step(self) -> float | None:
+        """Since the last optimizer step; before the first, since training began; None before training."""
+        last = self._stepped_at or self.tally.started_at
+        return asyncio.get_running_loop().time() - last if last else None
+
+    def _on_skipped(self, row: PromptRow) -> None:
+        self.tally.prompts_skipped += 1
+        self.inputs.recorder.prompts(skipped=1)
+        self.inputs.folder.event("skipped", t=self._now(), prompt_id=row.prompt_id)
+
+    def _wake(self) -> None:
+        self.scheduler.wake()
+        self.evaluator.wake()
+        self._progress.set()
+
+    def _now(self) -> float:
+        """Seconds since training began (negative before)."""
+        return round(asyncio.get_running_loop().time() - self.tally.started_at, 3) if self.tally.started_at else 0.0
+
+
+def _policy(config: Config) -> Policy:
+    strategy = config.strategy
+    return Policy(
+        strategy=strategies.build(strategy),
+        bound=Bound(config.staleness.max, config.learner.groups_per_step),
+        seed=config.run.seed,
+        accounting=strategy.accounting,
+        fixed_width=strategy.width,
+        raise_by_deadline=strategy.raise_by_deadline,
+        max_failures=config.worker.max_sample_failures,
+    )
