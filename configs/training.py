@@ -20,6 +20,8 @@ class Learner(Section):
     """Tokens whose logits exist at once."""
     idle_deadline_s: float = Field(default=600.0, gt=0.0)
     """Longest wait for a group, a publication or an acknowledgement before the learner exits with an error."""
+    overlap_updates: bool = True
+    """Compute the next step's gradient while workers load the last step's weights; false where both share cores."""
     threads: int = Field(default=0, ge=0)
     """Threads of the learner's linear algebra; 0 = one a core it was given."""
 

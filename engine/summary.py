@@ -65,6 +65,7 @@ def summarize(
         "weight_updates": len(updates.update_s),
         "weight_updates_fenced": updates.num_fenced,
         "weight_pause_s_p50": _median(updates.pause_s),
+        "weight_load_s_p50": _median(updates.load_s),
         "weight_update_s_p50": _median(updates.update_s[1:]),
         "canary_max_nats": updates.canary_max_nats,
         "canary_noise_nats": updates.noise_nats,

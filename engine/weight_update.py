@@ -35,6 +35,7 @@ class UpdateLog:
     """What updates cost, for the summary; seconds."""
 
     pause_s: list[float] = field(default_factory=list[float])
+    load_s: list[float] = field(default_factory=list[float])
     update_s: list[float] = field(default_factory=list[float])
     """From the manifest's arrival to the publication."""
     canary_max_nats: float = 0.0
@@ -163,6 +164,7 @@ class WeightUpdater:
             log.info("lag-0 noise between engine and learner: %.4f nats", answer.canary_max_nats)
             return
         history.pause_s.append(answer.pause_s)
+        history.load_s.append(answer.load_s)
         history.canary_max_nats = max(history.canary_max_nats, answer.canary_max_nats)
         elapsed = asyncio.get_running_loop().time() - self._arrived_at
         stage_s = max(0.0, elapsed - answer.update_s)

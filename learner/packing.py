@@ -13,7 +13,7 @@ token); prompt tokens are never predicted; samples without tokens are left out.
 Shapes: T packed tokens, R response tokens, G segments of a block, L longest segment of a block.
 """
 
-# ruff: noqa: N815  (tensor names end in their axes)
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -73,7 +73,11 @@ class SimulatedTrainer:
 
 def new_stream(link: Link, config: Config) -> LearnerStream:
     """The simulated learner on `link`."""
-    settings = StreamSettings(config.learner.groups_per_step, config.learner.idle_deadline_s)
+    settings = StreamSettings(
+        config.learner.groups_per_step,
+        config.learner.idle_deadline_s,
+        overlaps_updates=config.learner.overlap_updates,
+    )
     return LearnerStream(link, SimulatedTrainer(config.simulated.step_s), settings)
 
 

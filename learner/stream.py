@@ -73,6 +73,8 @@ class StreamSettings:
     """A checkpoint every so many steps; 0 = only when told to stop."""
     heartbeat_s: float = 3.0
     """Between two heartbeats."""
+    overlaps_updates: bool = True
+    """Go on with the next step's gradient while the workers load the last step's weights."""
 
     @property
     def fewest_groups(self) -> int:
@@ -244,6 +246,11 @@ class LearnerStream:
         started_at = _now()
         manifest = await self._trainer.lay_out(self._policy_version)
         await self._link.send(WeightsReady(manifest=manifest, stage_s=_now() - started_at))
+        if not self._settings.overlaps_updates:
+            version = self._policy_version
+            self._stage = f"waiting for the publication of version {version}"
+            await self._wait(lambda: self._published >= version, f"the publication of version {version}")
+            self._publication_wait_s = _now() - started_at
 
     async def _end(self) -> str:
         stop = self._stop

@@ -89,6 +89,7 @@ async def _train(config: Config, options: argparse.Namespace) -> None:
         groups_per_step=config.learner.groups_per_step,
         idle_deadline_s=config.learner.idle_deadline_s,
         save_every_steps=config.checkpoint.every_steps,
+        overlaps_updates=config.learner.overlap_updates,
     )
     hello = Hello(
         protocol=PROTOCOL_VERSION, role="learner", name=options.name, life=secrets.token_hex(8), pid=os.getpid()

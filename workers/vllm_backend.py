@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 32
 """KV block, the smallest that CPU attention takes: what the samples of an arm share of a prompt is whole blocks."""
-CPU_STEP_TOKENS = 512
-"""Tokens of one step on a CPU, some 0.6 s on one core: an update's canaries wait for one step at most."""
+CPU_STEP_TOKENS = 256
+"""Tokens of one step on a CPU, some 0.3 s on one core: an update's canaries wait for one step at most."""
 CANARY_PRIORITY = -1
 """Before every sample: until the canary passed, samples of the new version are held back."""
 IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -185,9 +185,9 @@ class VllmBackend:
             return Load(0.0, 0.0)
         tensors = [(spec.name, spec.shape, spec.dtype, spec.offset, spec.num_bytes) for spec in manifest.tensors]
         update = {"location": manifest.location, "num_bytes": manifest.num_bytes, "tensors": tensors}
-        paused_at = time.monotonic()
+        # It returns when the step under way has ended: until then tokens are drawn, from then on none.
         await self._answer(self.llm.pause_generation(mode="keep", clear_cache=True))
-        loading_at = time.monotonic()
+        paused_at = time.monotonic()
         try:
             await self._answer(self.llm.start_weight_update())
             await self._answer(self.llm.update_weights(WeightTransferUpdateRequest(update_info=update)))
@@ -202,7 +202,7 @@ class VllmBackend:
         self._early = (manifest.canaries, asyncio.ensure_future(self._differences(manifest.canaries)))
         await asyncio.sleep(0)
         await self._answer(self.llm.resume_generation())
-        return Load(pause_s=time.monotonic() - paused_at, load_s=loaded_at - loading_at)
+        return Load(pause_s=time.monotonic() - paused_at, load_s=loaded_at - paused_at)
 
     async def canary(self, canaries: list[Canary]) -> float:
         """Largest difference of prompt logprobs from the learner's, nats."""

@@ -179,7 +179,7 @@ class TorchBackend:
         self._model.save_pretrained(folder, state_dict=state)
 
 
-def _adamw(master_N: nn.Parameter, config: Optimizer) -> torch.optim.AdamW:  # noqa: N803
+def _adamw(master_N: nn.Parameter, config: Optimizer) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [master_N],
         lr=config.lr,

@@ -189,6 +189,19 @@ async def test_the_next_version_is_laid_out_only_after_the_last_one_is_published
         await play.engine.next(Credit)
 
 
+async def test_without_overlap_the_next_step_waits_for_the_publication():
+    async with Play(StreamSettings(1, 5.0, overlaps_updates=False)) as play:
+        await play.start()
+        await play.engine.send(group(0))
+        await play.engine.next(StepDone)
+        assert (await play.engine.next(WeightsReady)).manifest.policy_version == 1
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await play.engine.next(Credit)
+        await play.engine.send(WeightsPublished(policy_version=1))
+        assert (await play.engine.next(Credit)).groups == 1
+
+
 async def test_stop_while_waiting_for_groups_saves_and_finishes():
     async with Play(settings()) as play:
         await play.start()
