@@ -13,7 +13,6 @@ token); prompt tokens are never predicted; samples without tokens are left out.
 Shapes: T packed tokens, R response tokens, G segments of a block, L longest segment of a block.
 """
 
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
