@@ -11,10 +11,13 @@ Consumes: requests. Waits for: a request head. Unblocked by: bytes, end of strea
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
+
+log = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 8192
 _MAX_CONNECTIONS = 64
@@ -126,8 +129,8 @@ class MetricsServer:
                 await self._answer_one(reader, writer, crowded)
         except TimeoutError:
             writer.transport.abort()  # close would wait for a peer that does not read
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the peer is gone: there is no one to tell
+        except (ConnectionError, asyncio.IncompleteReadError) as exc:
+            log.debug("a peer left before its answer: %s", exc)
         finally:
             del self._connections[task]
             writer.close()

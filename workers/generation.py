@@ -75,7 +75,7 @@ class GenerationBackend(Protocol):
             The whole sample; after `abort` of its key the tokens so far with finish_reason "abort".
 
         Raises:
-            RunError: the backend is dead (ends the session). Any other error fails only this sample.
+            RunError: the backend is dead (ends the conversation). Any other error fails only this sample.
         """
         ...
 
@@ -131,7 +131,7 @@ class Session:
         self._heartbeat_s = heartbeat_s
         self._stopping = asyncio.Event()
         self.stop_reason = ""
-        """Why the session ends; empty while it goes on."""
+        """Why it ends; empty while it goes on."""
         self._running: dict[SampleKey, asyncio.Task[None]] = {}
         self._tokens_generated = 0
         self._stage = "generating"
@@ -142,7 +142,7 @@ class Session:
         self._refused: dict[int, str] = {}
 
     def request_stop(self, reason: str) -> None:
-        """End the session as `Stop` would, e.g. from a signal handler."""
+        """End as `Stop` would, e.g. from a signal handler."""
         self.stop_reason = self.stop_reason or reason
         self._stopping.set()
 
@@ -150,7 +150,7 @@ class Session:
         """Serve until stopped.
 
         Returns:
-            Why the session ended.
+            Why it ended.
 
         Raises:
             PeerLost: the engine is gone.

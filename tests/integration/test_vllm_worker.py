@@ -4,8 +4,6 @@ One worker serves a whole story, because its start takes some 15 s.
 """
 
 import asyncio
-import fcntl
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -39,15 +37,6 @@ from tests.support.worker_process import WorkerProcess, running_worker
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 TEMPERATURE = 0.7
-LOCK = Path("/tmp/adastream-cpu.lock")
-
-
-@pytest.fixture(autouse=True)
-def cpu_to_itself() -> Iterator[None]:
-    """One heavy test at a time on this machine."""
-    with LOCK.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def write_config(folder: Path, model: Path, dtype: str) -> Path:
