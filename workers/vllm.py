@@ -95,7 +95,7 @@ async def _serve(address: str, name: str, config: Config, backend: "VllmBackend"
 
 
 async def _until_stopped(session: Session, backend: "VllmBackend") -> str:
-    """The conversation beside a watch on vLLM's processes. SIGTERM to the whole group may end those first: no failure."""
+    """The conversation beside a watch on vLLM's processes. SIGTERM to the whole group may end those first."""
     try:
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(backend.until_dead())
