@@ -27,7 +27,7 @@ from engine.wire import (
     WeightsReady,
 )
 from learner.trainer import CANARY_TEXTS
-from tests.support.tiny_model import random_group, tiny_llama
+from tests.support.learner_inputs import random_group, tiny_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")

@@ -10,7 +10,7 @@ from configs import Config
 from engine.core.errors import RunError
 from learner.backends.torch import TorchBackend
 from learner.checkpoint import checkpoints, save_checkpoint
-from tests.support.tiny_model import tiny_llama
+from tests.support.learner_inputs import tiny_llama
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from configs import Config
 from configs.training import Learner, Loss
 from learner.backends.torch import TorchBackend
 from learner.losses import TokenSums, policy_loss
-from tests.support.tiny_model import random_group, tiny_llama
+from tests.support.learner_inputs import random_group, tiny_llama
 
 CONFIG = Loss()
 

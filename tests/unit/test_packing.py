@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from learner.packing import MAX_PADDING, Segment, fill_micro_batches, pack, split_groups
-from tests.support.tiny_model import random_group, tiny_llama
+from tests.support.learner_inputs import random_group, tiny_llama
 
 SHARED = np.array([11, 12, 13, 14, 15], dtype=np.int32)
 

@@ -10,7 +10,7 @@ import xxhash
 from engine.core.errors import RunError
 from engine.wire import Canary
 from learner.publish import ALIGNMENT_BYTES, SegmentPublisher, remove_dead_segments
-from tests.support.tiny_model import tiny_llama
+from tests.support.learner_inputs import tiny_llama
 
 CANARY = Canary(np.arange(4, dtype=np.int32), np.zeros(3, dtype=np.float32))
 

@@ -9,7 +9,7 @@ from configs.training import Optimizer
 from engine.wire import TrainSample
 from learner.backends.torch import TorchBackend
 from learner.model_folder import ModelError
-from tests.support.tiny_model import random_group, tiny_llama
+from tests.support.learner_inputs import random_group, tiny_llama
 
 
 def backend_of(model, **optimizer):

@@ -1,0 +1,38 @@
+"""A two-layer random Llama and groups for it: real transformers code, milliseconds a pass."""
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.wire import Span, TrainGroup, TrainSample
+from learner.attention import ATTENTION_NAME
+
+VOCABULARY = 97
+
+
+def tiny_llama(*, seed=0, dtype=torch.float32, tied=True, attention=ATTENTION_NAME):
+    """A random Llama with grouped keys; `attention` names an attention function of transformers."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCABULARY, max_position_embeddings=256, tie_word_embeddings=tied, initializer_range=0.3,
+        attn_implementation=attention, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def random_group(rng, group_id=0, prompt=None, lengths=(5, 1, 9), version=0, max_staleness=2):
+    """A group with random tokens, logprobs and advantages."""
+    prompt = rng.integers(3, VOCABULARY, rng.integers(2, 9)) if prompt is None else prompt
+    samples = [
+        TrainSample(
+            index, rng.integers(3, VOCABULARY, length).astype(np.int32),
+            rng.normal(-4.0, 0.5, length).astype(np.float32), [Span(version, 0, length)] if length else [],
+            float(index % 2), float(rng.normal()),
+        )
+        for index, length in enumerate(lengths)
+    ]  # fmt: skip
+    return TrainGroup(
+        group_id=group_id, prompt_id=str(group_id), prompt_token_ids=np.asarray(prompt, dtype=np.int32),
+        samples=samples, train_version=version, max_staleness=max_staleness,
+    )  # fmt: skip
