@@ -219,7 +219,7 @@ class Scheduler:
             return
 
     async def _ship(self) -> None:
-        while self.credit > 0 and (found := self.dispatcher.next_group()) is not None:
+        while self.credit > 0 and self._wants_groups and (found := self.dispatcher.next_group()) is not None:
             if isinstance(found, Group):
                 self.books.dropped(found.group_id)
                 continue
@@ -227,6 +227,13 @@ class Scheduler:
             self.credit -= 1
             self.ports.recorder.group("shipped")
             await self.ports.hub.send(self.learner, self._train_group(group, trained_at))
+
+    @property
+    def _wants_groups(self) -> bool:
+        """Whether the next group belongs to a step of this run: no group is shipped for a step after the last one."""
+        dispatcher, last = self.dispatcher, self.config.run.max_steps
+        next_step = dispatcher.policy.bound.trained_at(dispatcher.learner_version, dispatcher.num_shipped)
+        return not self._stopped and (not last or next_step < last)
 
     def _train_group(self, group: Group, trained_at: int) -> TrainGroup:
         samples: list[TrainSample] = []

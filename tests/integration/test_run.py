@@ -91,7 +91,8 @@ def test_a_killed_learner_ends_the_run_with_its_cause(tmp_path: Path) -> None:
 
 
 def test_failing_samples_are_asked_for_again_and_never_counted_as_wrong(tmp_path: Path) -> None:
-    overrides = ("run.max_steps=8", "simulated.failure_rate=0.1", "simulated.pass_rate=[0.5]")
+    rates = ("simulated.failure_rate=0.1", "simulated.pass_rate=[0.5]")
+    overrides = ("run.max_steps=8", "worker.max_sample_failures=20", *rates)
     with engine_run(tmp_path, *overrides) as run:
         assert run.wait() == 0, run.output
     summary = run.summary()
@@ -219,9 +220,7 @@ def test_a_data_row_without_an_answer_is_named_with_its_line(tmp_path: Path) -> 
     data.write_text('{"id": "a", "problem": "Reply with 1.", "answer": "1"}\n{"id": "b", "problem": "Reply with 2."}\n')
     with engine_run(tmp_path, f"data.train={data}") as run:
         assert run.wait() == 2, run.output
-    assert f"{data}" in run.output
-    assert "line 2" in run.output
-    assert "answer" in run.output
+    assert f"{data}:2: no column 'answer'" in run.output
 
 
 def test_a_missing_model_folder_ends_the_run_without_restarts(tmp_path: Path) -> None:
