@@ -161,6 +161,7 @@ class Exchange:
     def _on_gone(self, event: PeerGone) -> None:
         if event.peer == LEARNER:
             if self.stage != "saving":
+                log.error("the learner is gone: %s", event.reason)
                 # Its exit, with the cause, is the supervisor's to report; a silent but living learner ends here.
                 self.supervisor.kill(LEARNER)
             return
