@@ -1,8 +1,9 @@
 """Child processes on this machine: start, watch, restart, stop. Knows commands and process groups, nothing of messages.
 
-Invariants: every child is its own session, so a signal to its group reaches its children too; a worker that dies is
-started again up to `worker.max_restarts` times, unless it says that its configuration cannot be used; a learner that
-dies ends the run with its cause; nothing is left running when `stop` returns.
+Invariants: every child leads its own process group, so a signal to the group reaches its children too; all stay in the
+engine's session, because Linux shares cores out by session first (autogroup) and niceness counts only within one; a
+worker that dies is started again up to `worker.max_restarts` times, unless it says that its configuration cannot be
+used; a learner that dies ends the run with its cause; nothing is left running when `stop` returns.
 """
 
 import asyncio
@@ -144,12 +145,12 @@ async def _spawn(command: Command) -> asyncio.subprocess.Process:
             stdout=output,
             stderr=output,
             env=environment,
-            start_new_session=True,
             preexec_fn=partial(_place, tuple(command.cores) if command.pin else (), command.niceness),
         )
 
 
 def _place(cores: tuple[int, ...], niceness: int) -> None:
+    os.setpgrp()
     if cores:
         os.sched_setaffinity(0, cores)
     os.nice(niceness)
