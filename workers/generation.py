@@ -18,14 +18,13 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.core.errors import RunError, WeightUpdateError
+from engine.core.errors import RunError, WeightUpdateError, first_cause
 from engine.transport.base import Link
 from engine.wire import (
     PROTOCOL_VERSION,
     Abort,
     Applied,
     ApplyWeights,
-    Canary,
     Encode,
     Encoded,
     Generate,
@@ -56,9 +55,11 @@ class Load:
     """What loading a version cost."""
 
     pause_s: float
-    """Generation stood still."""
+    """From asking generation to stop, the step under way included, until it goes on."""
     load_s: float
     """Time in which weights were replaced (part of the pause)."""
+    canary_max_nats: float
+    """Largest |own logprob - learner's logprob| over the manifest's canaries; nan or inf when one is not finite."""
 
 
 class GenerationBackend(Protocol):
@@ -84,7 +85,7 @@ class GenerationBackend(Protocol):
         ...
 
     async def stage(self, manifest: Manifest) -> None:
-        """Open and check new weights while generation goes on; replaces what was staged before.
+        """Check and take in new weights while generation goes on; replaces what was staged before.
 
         Raises:
             WeightUpdateError: a check failed; the weights in use are untouched.
@@ -92,15 +93,15 @@ class GenerationBackend(Protocol):
         ...
 
     async def apply(self, manifest: Manifest, load: bool) -> Load:
-        """Load the staged weights and tag later tokens with `manifest.policy_version`; without `load` only tag.
+        """Let the staged weights draw, tag later tokens with `manifest.policy_version`, and ask the canaries.
+
+        Args:
+            manifest: What was staged.
+            load: False when these weights are held already: then nothing is replaced.
 
         Raises:
             WeightUpdateError: the weights could not be loaded; what is held now is not to be trusted.
         """
-        ...
-
-    async def canary(self, canaries: list[Canary]) -> float:
-        """Largest |own logprob - learner's logprob| over all canary tokens, nats; nan or inf when one is not finite."""
         ...
 
 
@@ -279,14 +280,14 @@ class Session:
             held = "nothing" if manifest is None else f"version {manifest.policy_version}"
             return Applied(policy_version=version, error=f"version {version} must be staged first, staged is {held}")
         began_at = time.monotonic()
-        load, worst, error = Load(0.0, 0.0), 0.0, ""
+        load, error = Load(0.0, 0.0, 0.0), ""
         self._refused.pop(version, None)
         self._unverified = version if message.load else None
         try:
             load = await self._backend.apply(manifest, message.load)
-            worst = await self._backend.canary(manifest.canaries)
-            if not worst <= message.canary_limit_nats:  # nan fails too
-                error = f"canary logprobs must be within {message.canary_limit_nats:.4g} nats, got {worst:.4g}"
+            worst, limit = load.canary_max_nats, message.canary_limit_nats
+            if not worst <= limit:  # nan fails too
+                error = f"canary logprobs must be within {limit:.4g} nats, got {worst:.4g}"
         except WeightUpdateError as exc:
             error = str(exc)
         finally:
@@ -299,14 +300,5 @@ class Session:
             pause_s=load.pause_s,
             load_s=load.load_s,
             update_s=time.monotonic() - began_at,
-            canary_max_nats=worst,
+            canary_max_nats=load.canary_max_nats,
         )
-
-
-def first_cause(group: BaseExceptionGroup[Exception]) -> Exception:
-    """The innermost first error of a task group: what people need to see."""
-    cause: BaseException = group
-    while isinstance(cause, BaseExceptionGroup):
-        cause = cause.exceptions[0]
-    assert isinstance(cause, Exception)
-    return cause

@@ -24,7 +24,7 @@ from configs.load import ConfigError
 from configs.processes import Simulated
 from engine.core.errors import AdastreamError, WeightUpdateError
 from engine.transport.zmq import ZmqLink
-from engine.wire import Canary, Generate, Int32s, Manifest, SampleDone, SampleKey, Span
+from engine.wire import Generate, Int32s, Manifest, SampleDone, SampleKey, Span
 from workers.generation import Load, Session, new_hello
 from workers.simulated_law import Draw, SimulatedLaw, encode_text, response_text
 
@@ -108,11 +108,7 @@ class SimulatedWorker:
         self._version = manifest.policy_version
         for running in self._running.values():
             running.changes.append((self._tokens_so_far(running), self._version))
-        return Load(pause_s=0.0, load_s=0.0)
-
-    async def canary(self, canaries: list[Canary]) -> float:
-        """No model, no difference."""
-        return 0.0
+        return Load(pause_s=0.0, load_s=0.0, canary_max_nats=0.0)  # no model, no difference
 
     def _tokens_so_far(self, running: _Running) -> int:
         elapsed_s = asyncio.get_running_loop().time() - running.began_at

@@ -2,21 +2,20 @@
 
 Invariants: a request is one sample (never n > 1), answered once, with the logprobs of the distribution that was really
 sampled; every token carries the version of the weights that drew it (vLLM's own spans); new weights are verified
-before generation is paused, and loaded while no step runs and with every cache cleared, so no token is drawn from new
+before they touch vLLM, and take over while no step runs and with every cache cleared, so no token is drawn from new
 weights that read old keys and values. An engine that died is a `RunError`.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from vllm.config.weight_transfer import WeightTransferConfig
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.logprobs import FlatLogprobs
@@ -27,11 +26,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from configs import Config
-from engine.core.errors import RunError, WeightUpdateError
+from engine.core.errors import RunError, WeightUpdateError, first_cause
 from engine.wire import Canary, Generate, Int32s, Manifest, SampleDone, SampleKey, Span
-from workers.generation import Load, first_cause
+from workers.generation import Load
 from workers.shared_weights import expected_shapes, verify
-from workers.vllm_weights import BACKEND, EXTENSION
+from workers.vllm_update import WeightLoader, answer
+from workers.vllm_weights import BUFFERED, EXTENSION, IN_PLACE
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,6 @@ CANARY_PRIORITY = -1
 IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 SHUTDOWN_S = 5.0
 
-_T = TypeVar("_T")
-
 
 class VllmBackend:
     """A `GenerationBackend` on one AsyncLLM. Make it with `start`, end it with `close`."""
@@ -56,8 +54,8 @@ class VllmBackend:
         self._tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(config.model.path)
         self._dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._loader = WeightLoader(llm, is_buffered=current_platform.is_cpu())
         self._num_canaries = 0
-        self._early: tuple[list[Canary], asyncio.Future[float]] | None = None
 
     @classmethod
     async def start(cls, config: Config) -> Self:
@@ -71,7 +69,7 @@ class VllmBackend:
         except (RuntimeError, ValueError, OSError) as exc:
             raise RunError(f"vLLM cannot start with model {config.model.path}: {exc}") from exc
         backend = cls(llm, config)
-        await backend._answer(llm.update_weight_version("0"))
+        await answer(llm.update_weight_version("0"))
         return backend
 
     async def until_dead(self) -> None:
@@ -88,6 +86,7 @@ class VllmBackend:
 
     def close(self) -> None:
         """End vLLM's processes; blocks up to `SHUTDOWN_S`."""
+        self._loader.close()
         self.llm.shutdown(timeout=SHUTDOWN_S)
 
     async def encode(self, prompts: list[str], chat_template: bool) -> list[Int32s]:
@@ -154,10 +153,10 @@ class VllmBackend:
 
     async def abort(self, keys: list[SampleKey]) -> None:
         """End these requests; each `generate` returns with the tokens so far."""
-        await self._answer(self.llm.abort([_request_id(key) for key in keys]))
+        await answer(self.llm.abort([_request_id(key) for key in keys]))
 
     async def stage(self, manifest: Manifest) -> None:
-        """Check new weights against the model and against their own manifest, in a thread.
+        """Check new weights against the model and against their own manifest, then take them in.
 
         Raises:
             WeightUpdateError: a check failed.
@@ -167,6 +166,7 @@ class VllmBackend:
         if not manifest.canaries:
             raise WeightUpdateError("an update must bring a canary, got none")
         await asyncio.to_thread(self._verify, manifest)
+        await self._loader.stage(manifest)
 
     def _verify(self, manifest: Manifest) -> None:
         if self._shapes is None:
@@ -174,44 +174,40 @@ class VllmBackend:
         verify(manifest, self._shapes, self._dtype)
 
     async def apply(self, manifest: Manifest, load: bool) -> Load:
-        """Pause, load what was staged, tag, resume; without `load` only tag.
+        """Pause, let the staged weights take over, tag, resume, ask the canaries; without `load` only tag and ask.
 
         Raises:
             WeightUpdateError: the load failed half-way; the weights held are not to be trusted.
             RunError: vLLM died.
         """
         if not load:
-            await self._answer(self.llm.update_weight_version(str(manifest.policy_version)))
-            return Load(0.0, 0.0)
-        tensors = [(spec.name, spec.shape, spec.dtype, spec.offset, spec.num_bytes) for spec in manifest.tensors]
-        update = {"location": manifest.location, "num_bytes": manifest.num_bytes, "tensors": tensors}
-        # It returns when the step under way has ended: until then tokens are drawn, from then on none.
-        await self._answer(self.llm.pause_generation(mode="keep", clear_cache=True))
+            await answer(self.llm.update_weight_version(str(manifest.policy_version)))
+            return Load(0.0, 0.0, await self._differences(manifest.canaries))
         paused_at = time.monotonic()
-        try:
-            await self._answer(self.llm.start_weight_update())
-            await self._answer(self.llm.update_weights(WeightTransferUpdateRequest(update_info=update)))
-            await self._answer(self.llm.finish_weight_update(str(manifest.policy_version)))
-        except RunError:
-            raise
-        except Exception as exc:
-            # Generation stays paused: a step on half-loaded weights would end vLLM or answer nonsense.
-            raise WeightUpdateError(f"loading version {manifest.policy_version} failed half-way: {exc}") from exc
-        loaded_at = time.monotonic()
-        # Asked for while nothing runs, the canaries are in the first step: before it recomputes the cleared caches.
-        self._early = (manifest.canaries, asyncio.ensure_future(self._differences(manifest.canaries)))
-        await asyncio.sleep(0)
-        await self._answer(self.llm.resume_generation())
-        return Load(pause_s=time.monotonic() - paused_at, load_s=loaded_at - paused_at)
+        # It returns when the step under way has ended.
+        await answer(self.llm.pause_generation(mode="keep", clear_cache=True))
+        stopped_at = time.monotonic()
+        # If this fails generation stays paused: a step on half-loaded weights would end vLLM or answer nonsense.
+        await self._loader.load(manifest)
+        load_s = time.monotonic() - stopped_at
+        resumed_at, canary_max_nats = await self._resume(manifest.canaries)
+        return Load(resumed_at - paused_at, load_s, canary_max_nats)
 
-    async def canary(self, canaries: list[Canary]) -> float:
-        """Largest difference of prompt logprobs from the learner's, nats."""
-        early, self._early = self._early, None
-        if early is not None and early[0] is canaries:
-            return await early[1]
-        return await self._differences(canaries)
+    async def _resume(self, canaries: list[Canary]) -> tuple[float, float]:
+        """When generation went on, and the canaries' difference."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                # Asked for while nothing runs, they are in the first step: before it recomputes the cleared caches.
+                difference = tasks.create_task(self._differences(canaries))
+                await asyncio.sleep(0)
+                await answer(self.llm.resume_generation())
+                resumed_at = time.monotonic()
+        except* Exception as group:
+            raise first_cause(group) from group
+        return resumed_at, difference.result()
 
     async def _differences(self, canaries: list[Canary]) -> float:
+        """Largest difference of prompt logprobs from the learner's, nats."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 differences = [tasks.create_task(self._difference(canary)) for canary in canaries]
@@ -252,12 +248,6 @@ class VllmBackend:
             raise ValueError("vLLM ended a request without an output")
         return final
 
-    async def _answer(self, call: Awaitable[_T]) -> _T:
-        try:
-            return await call
-        except EngineDeadError as exc:
-            raise RunError(f"vLLM's engine process died: {exc}") from exc
-
 
 def engine_args(config: Config) -> AsyncEngineArgs:
     """Arguments of vLLM for a run."""
@@ -280,10 +270,10 @@ def engine_args(config: Config) -> AsyncEngineArgs:
         enforce_eager=True,
         # One process a worker less than vLLM's default on CPUs: no spinning hand-over between two processes that share
         # a core, and 6 s less to start. The thread count is set before vLLM is imported, which that default is for.
-        distributed_executor_backend=IN_PROCESS_EXECUTOR if current_platform.is_cpu() else None,
+        distributed_executor_backend=IN_PROCESS_EXECUTOR if is_cpu else None,
         disable_log_stats=True,
         seed=config.run.seed,
-        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        weight_transfer_config=WeightTransferConfig(backend=BUFFERED if is_cpu else IN_PLACE),
         worker_extension_cls=EXTENSION,
     )
 

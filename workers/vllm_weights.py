@@ -1,15 +1,22 @@
-"""How verified weights in shared memory get into a running vLLM: its one weight-transfer engine of ours.
+"""How verified weights in shared memory get into a running vLLM: weight-transfer engines of ours.
 
-Invariants: it loads only what was verified before (`workers.shared_weights.verify`): vLLM accepts missing tensors and
-nan silently, and dies of a wrong shape. It is called while generation is paused. Loading is by layerwise reload: on a
-CPU plain `load_weights` meets repacked matrices and raises half-way.
+Two of them. `ShmWeightTransferEngine` loads into the model itself, so all of its calls come while generation is paused.
+`BufferedWeightTransferEngine` (CPUs) takes the weights while generation goes on, in a thread of its own, and only
+`finish_weight_update` needs the pause: it exchanges the two sets.
+
+Invariants: only what was verified before is loaded (`workers.shared_weights.verify`): vLLM accepts missing tensors and
+nan silently, and dies of a wrong shape. Loading is by layerwise reload: on a CPU plain `load_weights` meets repacked
+matrices and raises half-way.
 
 Imported by vLLM's own worker processes, through `worker_extension_cls`. Written for vLLM 0.32.
 """
 
+import json
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -21,8 +28,9 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from workers.shared_weights import Segment
+from workers.vllm_twin import Twin
 
-BACKEND = "adastream-shm"
+IN_PLACE, BUFFERED = "adastream-shm", "adastream-shm-buffered"
 EXTENSION = "workers.vllm_weights.WorkerExtension"
 
 
@@ -39,6 +47,9 @@ class ShmUpdate(WeightTransferUpdateInfo):
     num_bytes: int
     tensors: list[tuple[str, list[int], str, int, int]]
     """(name, shape, dtype, offset, bytes)."""
+    policy_version: int
+    notice: str
+    """Path of a pipe's writing end: the buffered engine writes a line `[policy_version, error]` there when done."""
 
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInit, ShmUpdate]):
@@ -57,9 +68,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInit, ShmUpdate]):
 
     def receive_weights(self, update_info: ShmUpdate) -> None:
         """Load every tensor of the segment."""
-        segment = Segment(update_info.location, update_info.num_bytes)
-        # The loaders copy; what they may still refer to keeps the mapping alive until they let go, so no close here.
-        self.model.load_weights(_tensors(segment, update_info))  # pyright: ignore[reportCallIssue]  (nn.Module's typing)
+        _load(self.model, update_info)
 
     def finish_weight_update(self) -> None:
         """Repack what layerwise reload left to the end."""
@@ -67,6 +76,54 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInit, ShmUpdate]):
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""
+
+
+class BufferedWeightTransferEngine(ShmWeightTransferEngine):
+    """Loads into a twin of the model; generation stands still only while the two are exchanged."""
+
+    _twin: Twin | None = None
+    _thread: threading.Thread | None = None
+    _failure: Exception | None = None
+
+    def start_weight_update(self) -> None:
+        """The model keeps its form."""
+
+    def receive_weights(self, update_info: ShmUpdate) -> None:
+        """Begin to load; the end is told on `update_info.notice`, since vLLM can answer a call at once only."""
+        self._wait()
+        self._thread = threading.Thread(target=self._fill, args=(update_info,), name="weights", daemon=True)
+        self._thread.start()
+
+    def _fill(self, update: ShmUpdate) -> None:
+        torch.set_num_threads(1)  # of this thread alone: the step's threads keep their cores
+        try:
+            with torch.no_grad():
+                self._twin = self._twin or Twin(self.model)
+                initialize_layerwise_reload(self._twin.model)
+                _load(self._twin.model, update)
+                finalize_layerwise_reload(self._twin.model, self.model_config)
+        except Exception as exc:  # noqa: BLE001  (a thread's end: kept for whoever waits, and told)
+            self._failure = exc
+        error = f"{type(self._failure).__name__}: {self._failure}" if self._failure else ""
+        with Path(update.notice).open("wb") as notice:
+            notice.write(json.dumps([update.policy_version, error]).encode() + b"\n")
+
+    def finish_weight_update(self) -> None:
+        """Exchange the sets; waits for the loading thread."""
+        self._wait()
+        if self._failure or self._twin is None:
+            raise RuntimeError(f"no weights to exchange: {self._failure!r}")
+        self._twin.exchange()
+
+    def _wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _load(model: torch.nn.Module, update: ShmUpdate) -> None:
+    segment = Segment(update.location, update.num_bytes)
+    # The loaders copy; what they may still refer to keeps the mapping alive until they let go, so no close here.
+    model.load_weights(_tensors(segment, update))  # pyright: ignore[reportCallIssue]  (nn.Module's typing)
 
 
 def _tensors(segment: Segment, update: ShmUpdate) -> Iterator[tuple[str, torch.Tensor]]:
@@ -82,4 +139,5 @@ class WorkerExtension:
     """Mixed into vLLM's worker class so that this module is imported there."""
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, ShmWeightTransferEngine)
+WeightTransferEngineFactory.register_engine(IN_PLACE, ShmWeightTransferEngine)
+WeightTransferEngineFactory.register_engine(BUFFERED, BufferedWeightTransferEngine)

@@ -220,7 +220,7 @@ class Staged(Message):
 
 
 class ApplyWeights(Message):
-    """Phase two: pause, load, finish as `policy_version`, resume, canary; answer `Applied`."""
+    """Phase two: pause, let the staged weights draw as `policy_version`, resume, canary; answer `Applied`."""
 
     policy_version: int
     load: bool = True
@@ -236,8 +236,9 @@ class Applied(Message):
     error: str = ""
     """Empty = loaded and the canary passed."""
     pause_s: float = 0.0
-    """Generation stood still."""
+    """From asking generation to stop, the step under way included, until it goes on."""
     load_s: float = 0.0
+    """What replacing the weights took of it."""
     update_s: float = 0.0
     """From the request to the passed canary."""
     canary_max_nats: float = 0.0

@@ -106,6 +106,7 @@ async def test_bf16_tied_model_from_hello_to_stop(tmp_path: Path) -> None:
             perturb(model, seed=1)
             manifest = publisher.lay_out(1, named_weights(model), canaries(model, [first, second]))
             await check_refusals(worker, manifest, first)
+            await check_staged_weights_wait(worker, manifest, first)
             await check_update_in_flight(worker, model, manifest, second, noise)
 
             perturb(model, seed=2)
@@ -168,6 +169,18 @@ async def check_refusals(worker: WorkerProcess, good: Manifest, prompt: Int32s) 
         assert "must be staged first" in (await worker.hear(Applied)).error
     drawn = await draw(worker, request(20, prompt))
     assert drawn[20].spans[0].version == 0
+
+
+async def check_staged_weights_wait(worker: WorkerProcess, manifest: Manifest, prompt: Int32s) -> None:
+    """What is staged, even twice, is whole in vLLM's process, but draws nothing before it is applied."""
+    before = (await draw(worker, request(25, prompt, seed=5)))[25]
+    for _ in range(2):
+        await worker.tell(StageWeights(manifest=manifest))
+        assert (await worker.hear(Staged)).error == ""
+    after = (await draw(worker, request(26, prompt, seed=5)))[26]
+    assert after.token_ids.tolist() == before.token_ids.tolist()
+    assert after.logprobs.tolist() == before.logprobs.tolist()
+    assert [span.version for span in after.spans] == [0]
 
 
 async def check_update_in_flight(

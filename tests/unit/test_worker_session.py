@@ -13,7 +13,6 @@ from engine.wire import (
     Abort,
     Applied,
     ApplyWeights,
-    Canary,
     Encode,
     Encoded,
     Generate,
@@ -89,10 +88,7 @@ class ScriptedBackend:
     async def apply(self, manifest: Manifest, load: bool) -> Load:
         if self.apply_error:
             raise WeightUpdateError(self.apply_error)
-        return Load(pause_s=0.25, load_s=0.125)
-
-    async def canary(self, canaries: list[Canary]) -> float:
-        return await self.canary_nats.get()
+        return Load(pause_s=0.25, load_s=0.125, canary_max_nats=await self.canary_nats.get())
 
 
 @dataclass
