@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.core.errors import DeadlineError, WireError
+from engine.core.errors import DeadlineError, WireError, first_cause
 from engine.transport.base import Link
 from engine.wire import (
     Credit,
@@ -141,7 +141,7 @@ class LearnerStream:
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as group:
-            raise _first_cause(group) from group
+            raise first_cause(group) from group
         return checkpoint
 
     async def _work(self) -> str:
@@ -304,10 +304,3 @@ class LearnerStream:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    cause: BaseException = group
-    while isinstance(cause, BaseExceptionGroup):
-        cause = cause.exceptions[0]
-    return cause

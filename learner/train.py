@@ -20,10 +20,10 @@ from pathlib import Path
 
 from configs import Config, load_config
 from configs.load import ConfigError
+from configs.model_folder import ModelError, check_model
 from engine.core.errors import AdastreamError, DeadlineError, PeerLost
 from engine.transport.zmq import ZmqLink
 from engine.wire import PROTOCOL_VERSION, Hello
-from learner.model_folder import ModelError, check_model
 from learner.stream import LearnerStream, StreamSettings
 
 logger = logging.getLogger(__name__)

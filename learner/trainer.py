@@ -17,12 +17,12 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from configs.model_folder import ModelError, is_hub_name
 from configs.root import Config
 from engine.wire import Canary, Int32s, Manifest, TrainGroup
 from learner.backends.torch import TorchBackend, load_model
 from learner.checkpoint import save_checkpoint
 from learner.losses import TokenSums
-from learner.model_folder import ModelError, is_hub_name
 from learner.publish import SegmentPublisher
 
 logger = logging.getLogger(__name__)

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from configs import Config, load_config
 from configs.load import ConfigError
-from engine.core.errors import AdastreamError, PeerLost
+from configs.model_folder import ModelError, check_model
+from engine.core.errors import AdastreamError, PeerLost, first_cause
 from engine.transport.zmq import ZmqLink
-from workers.generation import Session, first_cause, new_hello
-from workers.vllm_model import check_model
+from workers.generation import Session, new_hello
 
 if TYPE_CHECKING:
     from workers.vllm_backend import VllmBackend
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(options.config, options.overrides)
         cores = _cores(options.cores)
         check_model(config.model.path)
-    except (AdastreamError, ConfigError, OSError) as exc:
+    except (ConfigError, ModelError, OSError) as exc:
         log.error("worker %s cannot start: %s", options.name, exc)  # noqa: TRY400  (the text says it)
         return 2
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the engine says stop

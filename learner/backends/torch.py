@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from configs.model_folder import ModelError, check_model, is_hub_name
 from configs.root import Config
 from configs.training import Optimizer
 from engine.wire import Float32s, Int32s, TrainGroup, TrainSample
@@ -26,7 +27,6 @@ from learner.attention import ATTENTION_NAME
 from learner.backends.base import StepReport
 from learner.logprobs import chunked_logprobs
 from learner.losses import TokenSums, policy_loss
-from learner.model_folder import ModelError, check_model, is_hub_name
 from learner.packing import MicroBatch, Segment, fill_micro_batches, pack, split_groups
 
 logger = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from configs import Config
+from configs.model_folder import ModelError
 from configs.training import Optimizer
 from engine.wire import TrainSample
 from learner.backends.torch import TorchBackend
-from learner.model_folder import ModelError
 from tests.support.learner_inputs import random_group, tiny_llama
 
 

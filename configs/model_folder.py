@@ -1,18 +1,21 @@
-"""Whether `model.path` can be trained, looked at before torch is imported and before the engine is bothered."""
+"""Whether `model.path` can be used, looked at before anything heavy is imported and before the engine is bothered."""
 
 import json
 from pathlib import Path
+from typing import cast
+
+CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class ModelError(ValueError):
-    """The model cannot be trained; the text says why and what would help."""
+    """The model cannot be used; the text says why and what would help."""
 
 
 def check_model(path: str) -> None:
     """Refuse a folder that holds no causal language model; a hub name (owner/name) is left to the hub.
 
     Raises:
-        ModelError: no such folder, no readable configuration, or another kind of model.
+        ModelError: no such folder, no readable configuration, no weights, or another kind of model.
     """
     folder = Path(path)
     if is_hub_name(path):
@@ -20,13 +23,15 @@ def check_model(path: str) -> None:
     if not folder.is_dir():
         raise ModelError(f"model.path {path} does not exist; `make prepare` makes the quickstart's model")
     try:
-        table = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        table = cast("dict[str, object]", json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as exc:
         raise ModelError(f"model.path {path} must be a folder with a readable config.json: {exc}") from exc
-    architectures = table.get("architectures") or []
-    if not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
+    architectures = cast("list[str]", table.get("architectures") or [])
+    if not any(name.endswith(CAUSAL_ENDINGS) for name in architectures):
         found = ", ".join(architectures) or "no architecture"
         raise ModelError(f"model.path {path} must hold a causal language model, got {found}")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"model.path {path} must hold safetensors files, found none")
 
 
 def is_hub_name(path: str) -> bool:
