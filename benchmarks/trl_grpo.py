@@ -5,7 +5,7 @@ accelerate and datasets, and run this there with the repository as working direc
 
     python -m benchmarks.trl_grpo --train TRAIN.jsonl --steps 4
 
-fp32 weights with bf16 autocast: with bf16 weights AdamW's updates at lr 1e-5 are lost to rounding and nothing is learned.
+fp32 weights with bf16 autocast: with bf16 weights the updates at lr 1e-5 are lost to rounding and nothing is learned.
 Writes one JSON line a step: seconds, mean reward, useful groups (rewards differ), and their rate since training began.
 """
 

@@ -7,7 +7,10 @@ from pydantic import Field, model_validator
 from configs.base import Section
 from configs.inputs import Data, Evaluation, Model, Verifier
 from configs.processes import Cores, Server, Simulated, Worker
-from configs.sampling import Sampling, Staleness, Strategy
+from configs.sampling import Sampling, Staleness
+from configs.selection import Selector
+from configs.simulation import Simulation
+from configs.strategy import ALLOCATING, Advantage, Allocation, Futility, Giveup, History, Pilot, Stage, Strategy
 from configs.training import Checkpoint, Learner, Loss, Optimizer, Run, Weights
 
 
@@ -22,6 +25,22 @@ class Config(Section):
     """Training and held-out prompts."""
     strategy: Strategy = Field(default_factory=Strategy)
     """Exit rule and kept samples."""
+    stages: list[Stage] = Field(default_factory=list[Stage])
+    """Later strategies, in order."""
+    advantage: Advantage = Field(default_factory=Advantage)
+    """Baseline and weights."""
+    selector: Selector = Field(default_factory=Selector)
+    """Which prompt is visited next."""
+    history: History = Field(default_factory=History)
+    """Memory of prompts."""
+    allocation: Allocation = Field(default_factory=Allocation)
+    """Budgets by what is known."""
+    giveup: Giveup = Field(default_factory=Giveup)
+    """Never give up."""
+    pilot: Pilot = Field(default_factory=Pilot)
+    """Pilot, then commit."""
+    futility: Futility = Field(default_factory=Futility)
+    """Arms that are not worth it."""
     staleness: Staleness = Field(default_factory=Staleness)
     """The hard bound η."""
     sampling: Sampling = Field(default_factory=Sampling)
@@ -34,6 +53,8 @@ class Config(Section):
     """Generation workers."""
     simulated: Simulated = Field(default_factory=Simulated)
     """Simulated worker and learner."""
+    sim: Simulation = Field(default_factory=Simulation)
+    """Runs under a virtual clock (engine.simulate)."""
     learner: Learner = Field(default_factory=Learner)
     """Optimizer steps."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
@@ -48,6 +69,34 @@ class Config(Section):
     """Pinning."""
     server: Server = Field(default_factory=Server)
     """Addresses and terminal view."""
+
+    @model_validator(mode="after")
+    def _stages_are_in_order(self) -> Self:
+        firsts = [stage.from_step for stage in self.stages]
+        if firsts != sorted(set(firsts)):
+            raise ValueError(f"stages must have rising from_step, got {firsts}")
+        if self.run.max_steps and firsts and firsts[-1] >= self.run.max_steps:
+            raise ValueError(f"stages must begin before run.max_steps = {self.run.max_steps}, got {firsts[-1]}")
+        return self
+
+    @model_validator(mode="after")
+    def _budgets_can_be_set(self) -> Self:
+        name, spend = self.strategy.name, self.allocation
+        if name not in ALLOCATING:
+            return self
+        if spend.samples_per_prompt > self.strategy.n_max:
+            raise ValueError(
+                f"allocation.samples_per_prompt must be <= strategy.n_max = {self.strategy.n_max} for {name},"
+                f" got {spend.samples_per_prompt:g}"
+            )
+        if name == "vip" and spend.n_min < 2:
+            raise ValueError(f"allocation.n_min must be >= 2 for vip (a variance needs two samples), got {spend.n_min}")
+        if name == "gvm" and self.history.version_decay >= 1.0:
+            raise ValueError(
+                "history.version_decay must be < 1 for gvm, got 1: a prompt whose first samples were all wrong would"
+                " never be visited again"
+            )
+        return self
 
     @model_validator(mode="after")
     def _context_holds_a_response(self) -> Self:

@@ -2,15 +2,15 @@
 
 from configs.load import dump_config
 from configs.root import Config
-from engine import strategies
 from engine.core.strategy import Counts
 from engine.cores import CorePlan
+from engine.policy import make_policy
 
 
 def describe_plan(config: Config, cores: CorePlan) -> str:
     """Slots, arms, B, η, what follows from them, and the whole resolved configuration."""
-    strategy = strategies.build(config.strategy)
-    need = strategy.need(Counts(0, 0, 0, 0))
+    strategy = make_policy(config).strategy
+    need = strategy.need(Counts(0, 0, 0, 0, budget=strategy.n_max))
     width = config.strategy.width or need
     slots = config.worker.count * config.worker.slots
     groups = config.learner.groups_per_step

@@ -11,19 +11,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from configs.root import Config
-from engine import strategies
-from engine.core.dispatcher import Dispatcher, Policy
+from engine.core.dispatcher import Dispatcher
 from engine.core.errors import DeadlineError, RunError
-from engine.core.staleness import Bound
+from engine.core.past import Past
 from engine.cores import CorePlan
 from engine.datasets import PromptRow
 from engine.encoding import Encoder
 from engine.evaluate import Evaluator
 from engine.fleet import Fleet
 from engine.launch import LEARNER
+from engine.policy import make_policy
 from engine.prompt_feed import PromptFeed
 from engine.run_folder import RunFolder
 from engine.scheduler import Ports, Scheduler
+from engine.selection import make_selection
 from engine.supervisor import Children, OnExit, Supervisor
 from engine.tally import Tally
 from engine.transport.base import Hub, PeerGone, PeerJoined, Received
@@ -100,6 +101,10 @@ class Exchange:
             max_prompt_tokens=config.model.max_context_tokens - config.sampling.max_tokens,
             changed=self._wake,
             on_skipped=self._on_skipped,
+            selection=make_selection(config),
+            past_of=self._past_of,
+            version=lambda: self.scheduler.dispatcher.generation_version,
+            on_passed_over=self._on_passed_over,
         )
         self.updater = WeightUpdater(
             inputs.hub, self.fleet, config.weights, inputs.recorder, self._on_published, self._on_fenced, self._wake
@@ -117,7 +122,7 @@ class Exchange:
         )
         ports = Ports(inputs.hub, self.fleet, self.feed, inputs.grader, inputs.recorder, inputs.folder, self.tasks)
         self.scheduler = Scheduler(
-            config, ports, Dispatcher(_policy(config)), self.tally, LEARNER, self._on_step, self._progress.set
+            config, ports, Dispatcher(make_policy(config)), self.tally, LEARNER, self._on_step, self._progress.set
         )
 
     def notice(self) -> None:
@@ -244,7 +249,7 @@ class Exchange:
             version=step.policy_version,
             first_sample_reward=reward,
             reward_mean=self.tally.reward_mean,
-            useful_groups=len(step.group_ids),
+            useful_groups=self.tally.step_useful_groups,
             groups_trained=self.tally.groups_trained,
             samples_launched=self.tally.samples_launched,
             samples_counted=self.tally.samples_counted,
@@ -261,6 +266,14 @@ class Exchange:
         last = self._stepped_at or self.tally.started_at
         return asyncio.get_running_loop().time() - last if last else None
 
+    def _past_of(self, prompt_id: str) -> Past:
+        dispatcher = self.scheduler.dispatcher
+        return dispatcher.history.past(prompt_id, dispatcher.generation_version)
+
+    def _on_passed_over(self, turns: int) -> None:
+        self.tally.prompts_passed_over += turns
+        self.inputs.recorder.prompts(passed_over=turns)
+
     def _on_skipped(self, row: PromptRow) -> None:
         self.tally.prompts_skipped += 1
         self.inputs.recorder.prompts(skipped=1)
@@ -274,16 +287,3 @@ class Exchange:
     def _now(self) -> float:
         """Seconds since training began (negative before)."""
         return round(asyncio.get_running_loop().time() - self.tally.started_at, 3) if self.tally.started_at else 0.0
-
-
-def _policy(config: Config) -> Policy:
-    strategy = config.strategy
-    return Policy(
-        strategy=strategies.build(strategy),
-        bound=Bound(config.staleness.max, config.learner.groups_per_step),
-        seed=config.run.seed,
-        accounting=strategy.accounting,
-        fixed_width=strategy.width,
-        raise_by_deadline=strategy.raise_by_deadline,
-        max_failures=config.worker.max_sample_failures,
-    )

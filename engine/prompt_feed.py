@@ -1,9 +1,12 @@
-"""The continuous queue of prompts: visits in seeded order, encoded ahead of need.
+"""The continuous queue of prompts: turns in seeded order, encoded ahead of need, visited as the selector says.
 
 Consumes: the visit order (core.prompts) and the data rows. Waits for: its buffer to fall below the low mark.
 Produces: encoded prompts, and a call of `changed` whenever some were added or the order ended.
-Ends when every epoch is over. The buffer holds two chunks at most; token ids of up to `CACHED_ROWS` rows are kept for
-later epochs. A prompt that does not fit the context is skipped and counted, once per row.
+Ends when every epoch is over. The buffer holds `CHUNK_ROWS` draws and a chunk at most; token ids of up to `CACHED_ROWS`
+rows are kept for later epochs. A prompt that does not fit the context is skipped and counted, once per row.
+
+Each epoch gives each prompt one turn. A turn is a visit, or the selector passes it over (counted); both use it up, so
+`max_epochs` bounds visits whatever the selector. A prompt that came back (`put_back`) has one more turn in its epoch.
 """
 
 import asyncio
@@ -14,7 +17,9 @@ from itertools import islice
 
 from engine.core.arm import Prompt
 from engine.core.errors import DataError
+from engine.core.past import EMPTY, Past
 from engine.core.prompts import visit_order
+from engine.core.selectors import Candidate, Selection, Uniform
 from engine.datasets import PromptRow
 from engine.encoding import Encoder
 
@@ -35,19 +40,44 @@ class PromptFeed:
     max_prompt_tokens: int
     changed: Callable[[], None]
     on_skipped: Callable[[PromptRow], None]
+    selection: Selection = field(default_factory=lambda: Selection(Uniform()))
+    past_of: Callable[[str], Past] = lambda _prompt_id: EMPTY
+    """What is known of a prompt now; asked for candidates only."""
+    version: Callable[[], int] = lambda: 0
+    """Policy version that a visit would start from now."""
+    on_passed_over: Callable[[int], None] = lambda _turns: None
+    """So many turns ended without a visit."""
     epoch: int = 0
     num_skipped: int = 0
     has_ended: bool = False
     quarantined: set[str] = field(default_factory=set[str])
+    _pool: int = field(init=False)
+    _low_mark: int = field(init=False)
+    """A chunk of draws: a burst of visits must not wait for every second one to be encoded."""
+    _put_back: set[str] = field(default_factory=set[str])
+    """Prompts that came back in this epoch: each does once."""
     _buffer: deque[Prompt] = field(default_factory=deque[Prompt])
     _low: asyncio.Event = field(default_factory=asyncio.Event)
     _cache: dict[int, Prompt | None] = field(default_factory=dict[int, "Prompt | None"])
 
+    def __post_init__(self) -> None:
+        """Size the buffer by the selector."""
+        self._pool = self.selection.pool
+        self._low_mark = CHUNK_ROWS * max(1, self._pool)
+
     def take(self) -> Prompt | None:
         """The next prompt, or None when none is encoded yet or the order has ended."""
-        if len(self._buffer) <= CHUNK_ROWS:
+        if len(self._buffer) <= self._low_mark:
             self._low.set()
+        if self._pool:
+            return self._draw()
         return self._buffer.popleft() if self._buffer else None
+
+    def put_back(self, prompt: Prompt) -> None:
+        """Give this prompt another turn after what is buffered, once an epoch."""
+        if prompt.prompt_id not in self._put_back:
+            self._put_back.add(prompt.prompt_id)
+            self._buffer.append(prompt)
 
     @property
     def is_empty(self) -> bool:
@@ -65,7 +95,10 @@ class PromptFeed:
         num_visits = 0
         while not self.has_ended and (visits := list(islice(order, CHUNK_ROWS))):
             await self._encode([row for _, row in visits])
-            for self.epoch, row in visits:
+            for epoch, row in visits:
+                if epoch != self.epoch:
+                    self.epoch = epoch
+                    self._put_back.clear()
                 prompt = self._cache[row]
                 if prompt is not None and prompt.prompt_id not in self.quarantined:
                     self._buffer.append(prompt)
@@ -78,11 +111,34 @@ class PromptFeed:
                 )
             self.changed()
             self._low.clear()
-            if len(self._buffer) > CHUNK_ROWS:
+            if len(self._buffer) > self._low_mark:
                 # Unblocked by take(); a run that takes no prompt waits for the learner, which has its own deadline.
                 await self._low.wait()
         self.has_ended = True
         self.changed()
+
+    def _draw(self) -> Prompt | None:
+        """Draw until a prompt is to be visited; None when too few candidates are encoded yet, or the order has ended.
+
+        A draw sees a whole pool, except at the end of the order.
+        """
+        selection, buffer = self.selection, self._buffer
+        passed_before = selection.num_passed_over
+        taken: Prompt | None = None
+        while taken is None and buffer and (self.has_ended or len(buffer) >= self._pool):
+            pool = [buffer.popleft() for _ in range(min(self._pool, len(buffer)))]
+            candidates = [Candidate(prompt.prompt_id, self.past_of(prompt.prompt_id)) for prompt in pool]
+            chosen = selection.draw(candidates, self.version())
+            taken = None if chosen is None else pool[chosen]
+        num_passed_over = selection.num_passed_over - passed_before
+        if num_passed_over:
+            if len(buffer) <= self._low_mark:
+                self._low.set()
+            self.on_passed_over(num_passed_over)
+            if taken is None and self.is_empty:
+                # The last turns were passed over: no visit is left whose end would tell anybody.
+                self.changed()
+        return taken
 
     async def _encode(self, rows: Sequence[int]) -> None:
         new = [row for row in dict.fromkeys(rows) if row not in self._cache]

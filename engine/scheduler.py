@@ -108,7 +108,7 @@ class Scheduler:
     @property
     def is_starved(self) -> bool:
         """Whether nothing is left to sample: every epoch is over and every arm retired."""
-        return self.ports.feed.is_empty and not self.dispatcher.arms
+        return self.ports.feed.is_empty and not self.dispatcher.has_work
 
     @property
     def is_idle(self) -> bool:
@@ -194,13 +194,23 @@ class Scheduler:
         fleet = self.ports.fleet
         while not self._stopped and fleet.num_free > 0 and self._num_scoring <= fleet.num_slots:
             launch = self.dispatcher.next_launch()
-            if launch is None:
-                prompt = self.ports.feed.take() if self.dispatcher.may_launch else None
-                if prompt is None:
-                    return
-                self.dispatcher.admit(prompt)
-                continue
-            await self._generate(launch)
+            if launch is not None:
+                await self._generate(launch)
+            elif not self._open_arm():
+                return
+
+    def _open_arm(self) -> bool:
+        """Let another arm ask for samples: one that was parked, else that of a new prompt."""
+        dispatcher, feed = self.dispatcher, self.ports.feed
+        if not dispatcher.may_launch:
+            return False
+        if dispatcher.resume(is_last=feed.is_empty):
+            return True
+        prompt = feed.take()
+        if prompt is not None:
+            dispatcher.admit(prompt)
+            return True
+        return feed.is_empty and dispatcher.close_window()
 
     async def _generate(self, launch: Launch) -> None:
         arm, sampling = launch.arm, self.config.sampling
@@ -317,6 +327,10 @@ class Scheduler:
         self.books.retired(retirement)
         if retirement.outcome == "dropped_failed":
             self.ports.feed.quarantined.add(arm.prompt.prompt_id)
+        else:
+            self.ports.feed.selection.observe(arm.prompt.prompt_id, arm.num_right, len(arm.counted) - arm.num_right)
+            if retirement.outcome == "deferred":
+                self.ports.feed.put_back(arm.prompt)
         self.ports.folder.arm(retirement, self.dispatcher.learner_version)
         self.wake()
         await self._abort(open_keys)

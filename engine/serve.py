@@ -24,6 +24,7 @@ from engine.cores import CorePlan, plan_cores
 from engine.datasets import PromptRow, load_prompts
 from engine.dry_run import describe_plan
 from engine.exchange import Exchange, Inputs
+from engine.policy import make_policy
 from engine.run_folder import RunFolder, new_run_path
 from engine.shutdown import stop_signals
 from engine.status import StatusReporter
@@ -74,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _load(config: Config, cores: CorePlan) -> Job:
+    make_policy(config)  # what cannot be built is said here, before anything starts
     train = load_prompts(config.data.train, config.data, config.data.levels)
     test = load_prompts(config.data.test, config.data) if config.data.test else []
     return Job(config, train, test, cores)

@@ -46,7 +46,7 @@ class Settlement:
         self.recorder.tokens("failed", tokens)
 
     def retired(self, retirement: Retirement) -> None:
-        """An arm ended; its group, if any, stays open."""
+        """An arm ended; its group, if any, stays open. A group without an advantage counts as `zero_signal`."""
         arm, tally, recorder = retirement.arm, self.tally, self.recorder
         num_right = sum(s.is_right for s in arm.counted)
         tally.samples_counted += len(arm.counted)
@@ -55,27 +55,31 @@ class Settlement:
         recorder.expired_samples(retirement.expired_wrong, "wrong")
         tier = tier_of(num_right, len(arm.counted))
         recorder.arm_retired(retirement.reason, tier, len(arm.counted), _counted_tokens(arm))
-        recorder.group(retirement.outcome)
+        group = retirement.group
+        outcome = "zero_signal" if group is not None and not group.is_useful else retirement.outcome
+        recorder.group(outcome)
+        tally.groups_zero_signal += outcome == "zero_signal"
         for sample in arm.uncounted():
             self.aborted(sample.num_tokens)
-        if retirement.group is not None:
-            self.open_groups[retirement.group.group_id] = retirement.group
+        if group is not None:
+            self.open_groups[group.group_id] = group
             return
         self._counted(_counted_tokens(arm))
-        tally.groups_zero_signal += retirement.outcome == "zero_signal"
         tally.groups_dropped += retirement.outcome in ("dropped_expired", "dropped_failed")
         if retirement.outcome == "dropped_failed":
             tally.prompts_quarantined += 1
             recorder.prompts(quarantined=1)
 
     def trained(self, group_id: int, learner_version: int) -> None:
-        """A group was in the gradient of the step that started from `learner_version`."""
+        """A group was in the step that started from `learner_version`; a useful one in its gradient."""
         group = self.open_groups.pop(group_id)
         kept = sum(s.num_tokens for s in group.kept)
         self.tally.ledger.trained += kept
         self.recorder.tokens("trained", kept)
         self._counted(_counted_tokens(group.arm) - kept)
-        self.recorder.group("trained")
+        if group.is_useful:
+            self.tally.groups_useful += 1
+            self.recorder.group("trained")
         for sample in group.kept:
             self.recorder.staleness(learner_version - sample.min_version, 1)
 

@@ -23,9 +23,16 @@ class Tally:
     samples_failed: int = 0
     expired_samples: int = 0
     groups_trained: int = 0
+    """Groups of the steps taken, those without an advantage included."""
+    groups_useful: int = 0
+    """Trained groups with an advantage that is not zero."""
+    step_useful_groups: int = 0
+    """Useful groups of the last step."""
     groups_zero_signal: int = 0
     groups_dropped: int = 0
     prompts_quarantined: int = 0
+    prompts_passed_over: int = 0
+    """Turns of prompts that the selector let pass."""
     prompts_skipped: int = 0
     """Rows whose prompt does not fit the context."""
     steps: int = 0
@@ -39,6 +46,7 @@ class Tally:
     step_rewards: list[float] = field(default_factory=list[float])
     """Mean first-sample reward of each step."""
     _first_rewards: list[float] = field(default_factory=list[float])
+    _useful_before: int = 0
     _recent_groups: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
 
     def first_sample(self, reward: float) -> None:
@@ -46,9 +54,19 @@ class Tally:
         self._first_rewards.append(reward)
 
     def step(self, now: float, num_groups: int) -> float | None:
-        """A step was taken; returns the mean first-sample reward since the last one, None without any."""
+        """A step was taken.
+
+        Args:
+            now: The loop's clock, s.
+            num_groups: Groups of the step; they are settled already.
+
+        Returns:
+            The mean first-sample reward since the last step, None without any.
+        """
         self.steps += 1
         self.groups_trained += num_groups
+        self.step_useful_groups = self.groups_useful - self._useful_before
+        self._useful_before = self.groups_useful
         self._recent_groups.append((now, num_groups))
         while now - self._recent_groups[0][0] > 300.0:
             self._recent_groups.popleft()
@@ -68,4 +86,4 @@ class Tally:
     def useful_groups_per_min(self, now: float) -> float:
         """Groups with non-zero advantage that were trained, a minute, since training began."""
         elapsed = (self.ended_at or now) - self.started_at
-        return 60.0 * self.groups_trained / elapsed if elapsed > 0 else 0.0
+        return 60.0 * self.groups_useful / elapsed if elapsed > 0 else 0.0

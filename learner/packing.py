@@ -8,7 +8,7 @@ prompt-and-response sequences (tests/unit/test_packing.py). With 16 arithmetic p
 above it a response gets a segment alone.
 
 Invariants: every response token is predicted exactly once (by the token before it, for the first one the prompt's last
-token); prompt tokens are never predicted; samples without tokens are left out.
+token); prompt tokens are never predicted; samples without tokens are left out, groups without samples as well.
 
 Shapes: T packed tokens, R response tokens, G segments of a block, L longest segment of a block.
 """

@@ -6,6 +6,7 @@ Invariants:
 - A credit is given for every group that may come, so at most one step's groups are on the way.
 - Version v + 1 is laid out only after version v is published, so two segments are enough.
 - A group counts for a step only when that step's `StepDone` names it; groups of an unfinished step count for none.
+- A group without samples takes its place in the step like any other; a step of nothing else is taken and published too.
 
 Consumes `TrainGroup`, `WeightsPublished`, `Stop`; waits for groups, publications and the trainer; unblocked by the
 engine; produces `Credit`, `StepDone`, `WeightsReady`, `Heartbeat`, `Finished`; ends with `Stop`, a lost engine or a
@@ -49,7 +50,7 @@ class Trainer(Protocol):
         ...
 
     async def step(self) -> dict[str, float]:
-        """Take the optimizer step; the metrics of `StepDone` that the trainer knows."""
+        """Take the optimizer step (none without response tokens); the metrics of `StepDone` that the trainer knows."""
         ...
 
     async def lay_out(self, policy_version: int) -> Manifest:

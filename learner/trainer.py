@@ -1,7 +1,8 @@
 """The real trainer behind `LearnerStream`: a backend, a publisher and checkpoints, all in one compute thread.
 
 Invariants: torch runs in that thread only, so the loop's thread answers the engine meanwhile; segments are removed
-when the trainer closes, whatever ended it.
+when the trainer closes, whatever ended it; a step whose groups have no response token leaves weights, optimizer and
+warm-up as they are.
 """
 
 import asyncio
@@ -70,7 +71,7 @@ class TorchTrainer:
         await self._run(lambda: self._accumulate(groups))
 
     async def step(self) -> dict[str, float]:
-        """Take the optimizer step."""
+        """Take the optimizer step; a step without a response token changes nothing."""
         return await self._run(self._step)
 
     async def lay_out(self, policy_version: int) -> Manifest:
@@ -103,16 +104,23 @@ class TorchTrainer:
         self._packed_tokens += packed_tokens
 
     def _step(self) -> dict[str, float]:
-        report = self._backend.optimizer_step(self._sums.tokens)
-        metrics = self._sums.means() | {
-            "tokens_packed": float(self._packed_tokens),
-            "grad_norm": report.grad_norm,
-            "lr": report.lr,
-            "skipped": float(report.is_skipped),
-            "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
-        }
+        sums, packed_tokens = self._sums, self._packed_tokens
         self._sums, self._packed_tokens = TokenSums(), 0
-        return metrics
+        memory = {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
+        if not sums.tokens:
+            # Adam moves weights on a zero gradient too (momentum, decay). Nothing was measured, so no means are sent.
+            return {"tokens_trained": 0.0, "tokens_packed": 0.0, "skipped": 1.0} | memory
+        report = self._backend.optimizer_step(sums.tokens)
+        return (
+            sums.means()
+            | memory
+            | {
+                "tokens_packed": float(packed_tokens),
+                "grad_norm": report.grad_norm,
+                "lr": report.lr,
+                "skipped": float(report.is_skipped),
+            }
+        )
 
     def _lay_out(self, policy_version: int) -> Manifest:
         logprobs = self._backend.sequence_logprobs(self._canaries)

@@ -16,11 +16,13 @@ ARM_STATES = ("sampling", "waiting", "training")
 REASONS = ("solved", "exhausted", "futile", "expired", "failed")
 TIERS = ("0", "(0,.2]", "(.2,.5]", "(.5,1)", "1", "unscored")
 FATES = ("trained", "counted", "aborted", "failed", "evaluated")
-GROUP_OUTCOMES = ("sealed", "shipped", "trained", "zero_signal", "dropped_expired", "dropped_failed")
+GROUP_OUTCOMES = (
+    "sealed", "shipped", "trained", "zero_signal", "declined", "deferred", "dropped_expired", "dropped_failed",
+)  # fmt: skip
 SIDES = ("right", "wrong")
 VERDICTS = ("correct", "wrong", "unparsed", "timeout", "crashed")
 UPDATE_OUTCOMES = ("ok", "failed")
-REJECTIONS = ("skipped", "quarantined")
+REJECTIONS = ("skipped", "quarantined", "passed_over")
 
 _ANY: tuple[str, ...] = ()
 _SAMPLES = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0)

@@ -141,7 +141,7 @@ class Recorder:
         self._slots.set(slots)
 
     def group(self, outcome: str) -> None:
-        """A group was sealed, shipped, trained, found zero_signal, dropped_expired or dropped_failed."""
+        """A group reached one of `GROUP_OUTCOMES`."""
         _child(self._groups, outcome, "outcome").inc()
 
     def staleness(self, age: int, samples: int) -> None:
@@ -217,10 +217,11 @@ class Recorder:
         """The event loop ran a timer this late."""
         self._lag.observe(seconds)
 
-    def prompts(self, *, skipped: int = 0, quarantined: int = 0) -> None:
-        """So many more prompts were skipped (too long) or quarantined (failed too often)."""
+    def prompts(self, *, skipped: int = 0, quarantined: int = 0, passed_over: int = 0) -> None:
+        """So many more prompts were skipped (too long), quarantined (failed too often) or let pass by the selector."""
         self._rejected["skipped"].inc(skipped)
         self._rejected["quarantined"].inc(quarantined)
+        self._rejected["passed_over"].inc(passed_over)
 
     def info(self, version: str, strategy: str, model: str) -> None:
         """What runs; a second call replaces the first."""

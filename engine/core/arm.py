@@ -6,16 +6,20 @@ Invariants:
 - `counted` is the longest scored prefix in launch order (under completion accounting: the samples in order of
   arrival). A sample counts once.
 - An arm does not know about workers, clocks or messages.
+- Counts and need are remembered until a sample counts or expires: the dispatcher asks several times for each sample.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.core.strategy import Counts
+from engine.core.past import EMPTY, Past
+from engine.core.strategy import Counts, Strategy
 
 Reason = Literal["solved", "exhausted", "futile", "expired", "failed"]
 Accounting = Literal["launch", "completion"]
+_NEVER = 1 << 62
+"""Newer than any policy version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,30 +56,57 @@ class Arm:
     arm_id: int
     prompt: Prompt
     seed: int
+    strategy: Strategy
+    """The one it was opened with."""
+    budget: int
+    """Samples that may count."""
     accounting: Accounting = "launch"
+    past: Past = EMPTY
+    """Of its prompt, when the arm was opened."""
+    num_requeues: int = 0
+    """Times its budget was used up and given again."""
+    is_parked: bool = False
+    """Waits to go on later; what is in flight is still scored and counts."""
     num_launched: int = 0
     retired: Reason | None = None
     counted: list[Sample] = field(default_factory=list[Sample])
     in_flight: dict[int, int] = field(default_factory=dict[int, int])
     """Launch index -> try that is under way (generating or being scored)."""
+    versions: set[int] = field(default_factory=set[int])
+    """Versions of the oldest tokens of its counted samples."""
+    width: int = -1
+    """As last worked out (engine/core/width.py); -1 = the counts changed since."""
+    width_at: int = 0
+    """Cutoff of that."""
+    width_for: object = None
+    """Pace of that."""
     _waiting: dict[int, Sample] = field(default_factory=dict[int, Sample])
     _again: list[int] = field(default_factory=list[int])
     _failures: dict[int, int] = field(default_factory=dict[int, int])
     _cutoff: int = -1
+    _oldest_fresh: int = _NEVER
+    """Version of the oldest fresh counted sample."""
     _fresh_right: int = 0
     _fresh_wrong: int = 0
     _right: int = 0
+    _counts: Counts | None = None
+    """At `_cutoff`; None = to be made."""
 
     def launch(self) -> tuple[int, int]:
         """Index and try of the next request; failed launches come first."""
         if self._again:
             index = self._again.pop(0)
+            retry = self._failures[index]
         else:
-            index = self.num_launched
+            index, retry = self.num_launched, 0
             self.num_launched += 1
-        retry = self._failures.get(index, 0)
         self.in_flight[index] = retry
         return index, retry
+
+    @property
+    def num_right(self) -> int:
+        """Right samples counted."""
+        return self._right
 
     @property
     def num_pending(self) -> int:
@@ -102,30 +133,62 @@ class Arm:
 
     def take_next(self) -> Sample | None:
         """Count the next sample, if there is one; exit rules are tested between two calls."""
-        index = next(iter(self._waiting), None) if self.accounting == "completion" else len(self.counted)
-        sample = None if index is None else self._waiting.pop(index, None)
+        waiting = self._waiting
+        if not waiting:
+            return None
+        index = next(iter(waiting)) if self.accounting == "completion" else len(self.counted)
+        sample = waiting.pop(index, None)
         if sample is not None:
-            self.counted.append(sample)
-            self._right += sample.is_right
-            if sample.min_version >= self._cutoff:
-                self._fresh_right += sample.is_right
-                self._fresh_wrong += not sample.is_right
+            self._count(sample)
         return sample
 
     def counts(self, oldest_fresh: int) -> Counts:
         """Counts by class, fresh meaning min_version >= `oldest_fresh`."""
         if oldest_fresh != self._cutoff:
-            self._cutoff = oldest_fresh
-            fresh = [s for s in self.counted if s.min_version >= oldest_fresh]
-            self._fresh_right = sum(s.is_right for s in fresh)
-            self._fresh_wrong = len(fresh) - self._fresh_right
-        return Counts(self._fresh_right, self._fresh_wrong, self._right, len(self.counted) - self._right)
+            self._expire(oldest_fresh)
+        counts = self._counts
+        if counts is None:
+            wrong = len(self.counted) - self._right
+            counts = Counts(self._fresh_right, self._fresh_wrong, self._right, wrong, self.budget, self.seed)
+            self._counts = counts
+        return counts
 
     def oldest_fresh_version(self, *, right: bool, oldest_fresh: int) -> int | None:
         """Smallest version among the fresh counted samples of a class."""
         versions = [s.min_version for s in self.counted if s.is_right == right and s.min_version >= oldest_fresh]
         return min(versions, default=None)
 
+    def give_budget_again(self) -> None:
+        """Let as many more samples count as when it was opened."""
+        self.budget += self.budget // (self.num_requeues + 1)
+        self.num_requeues += 1
+        self._counts, self.width = None, -1
+
     def uncounted(self) -> Iterator[Sample]:
         """Scored samples behind the stopping sample: they never count."""
         return iter(self._waiting.values())
+
+    def _count(self, sample: Sample) -> None:
+        self.counted.append(sample)
+        version = sample.min_version
+        if version >= self._cutoff:
+            if version < self._oldest_fresh:
+                self._oldest_fresh = version
+            if sample.is_right:
+                self._fresh_right += 1
+            else:
+                self._fresh_wrong += 1
+        self._right += sample.is_right
+        self._counts, self.width = None, -1
+
+    def _expire(self, oldest_fresh: int) -> None:
+        """Move the cutoff."""
+        is_same = self._cutoff < oldest_fresh <= self._oldest_fresh
+        self._cutoff = oldest_fresh
+        if is_same:
+            return
+        fresh = [s for s in self.counted if s.min_version >= oldest_fresh]
+        self._oldest_fresh = min((s.min_version for s in fresh), default=_NEVER)
+        self._fresh_right = sum(s.is_right for s in fresh)
+        self._fresh_wrong = len(fresh) - self._fresh_right
+        self._counts = None

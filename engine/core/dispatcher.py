@@ -6,6 +6,9 @@ Pure: events in, decisions out; no clock, task or message. Invariants:
 - Nothing is launched that could not be trained within the bound if it were sealed now, nor while more than one step's
   worth of groups waits to ship (the learner is the slower side).
 - Groups ship oldest first; each is checked against the bound when sealed and when shipped.
+- Prompts are admitted in windows (of one, for most strategies) whose budgets are set together. A parked arm goes on
+  before a new prompt is admitted, once `requeue_after` prompts were admitted since it was parked.
+- Every counted sample of a visit is recorded in its prompt's past when the visit ends, whatever ended it.
 - Every launch ends exactly once: scored, failed, or aborted with its arm's retirement.
 The scheduler (engine/scheduler.py) feeds it; the simulator runs it under a virtual clock.
 """
@@ -15,39 +18,31 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.core.arm import Accounting, Arm, Prompt, Reason, Sample
-from engine.core.group import Group, has_spread, refresh, seal
+from engine.core.arm import Arm, Prompt, Reason, Sample
+from engine.core.group import Group, has_signal, refresh, seal
+from engine.core.past import History
+from engine.core.policy import Policy
 from engine.core.rng import derive
-from engine.core.staleness import Bound
-from engine.core.strategy import Strategy
-from engine.core.width import Pace, width
+from engine.core.unbiased import unbiased_table
+from engine.core.width import UNKNOWN, Pace, width
 
-Outcome = Literal["sealed", "zero_signal", "dropped_expired", "dropped_failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Fixed choices of a run."""
-
-    strategy: Strategy
-    bound: Bound
-    seed: int = 0
-    accounting: Accounting = "launch"
-    fixed_width: int = 0
-    """Requests in flight an arm; 0 = by need."""
-    raise_by_deadline: bool = True
-    max_failures: int = 3
-    """Failures of one launch before its prompt is quarantined."""
+Outcome = Literal["sealed", "zero_signal", "declined", "deferred", "dropped_expired", "dropped_failed"]
+"""`declined`: the strategy wants no group of this prompt now. `deferred`: no group, and the prompt should come back
+soon (the rule of futility stopped it, or it stayed without signal and those are deferred)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Launch:
-    """Ask for this sample now."""
+    """Ask for this sample now. Not frozen: one is made for every sample, and freezing triples its cost."""
 
     arm: Arm
     index: int
     retry: int
-    seed: int
+
+    @property
+    def seed(self) -> int:
+        """The same for every try."""
+        return derive(self.arm.seed, self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,43 +71,97 @@ class Dispatcher:
     pace: Pace = field(default_factory=Pace)
     arms: dict[int, Arm] = field(default_factory=dict[int, Arm])
     ready: deque[Group] = field(default_factory=deque[Group])
+    history: History = field(init=False)
+    _window: list[Prompt] = field(default_factory=list[Prompt])
+    _parked: deque[tuple[int, Arm]] = field(default_factory=deque[tuple[int, Arm]])
+    """(number of arms at which it is due, arm)."""
     _hungry: list[int] = field(default_factory=list[int])
     """Heap of arm numbers that may be below their width (checked again when taken)."""
     _queued: set[int] = field(default_factory=set[int])
+    _holders: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    """Version -> open arms with a counted sample of it."""
+    _estimates: dict[tuple[int, int], dict[tuple[int, int], float]] = field(
+        default_factory=dict[tuple[int, int], dict[tuple[int, int], float]]
+    )
+    """(identity of the strategy, budget) -> estimates by stopping counts; strategies live as long as the policy."""
     _num_arms: int = 0
     _num_groups: int = 0
+    _cutoff: int = 0
     _seen_cutoff: int = 0
+
+    def __post_init__(self) -> None:
+        """Nothing is known of any prompt."""
+        self.history = History(self.policy.visit_decay, self.policy.version_decay)
+        self._move_cutoff()
 
     @property
     def cutoff(self) -> int:
         """Oldest version that a group sealed now may contain."""
-        return self.policy.bound.oldest_fresh(self.learner_version, self.num_shipped + len(self.ready))
+        return self._cutoff
 
     @property
     def may_launch(self) -> bool:
         """Whether a sample launched now can be trained, and the learner keeps up."""
         return self.generation_version >= self.cutoff and len(self.ready) <= self.policy.bound.groups_per_step
 
-    def admit(self, prompt: Prompt) -> Arm:
-        """Open an arm for one visit of `prompt`."""
-        arm = Arm(self._num_arms, prompt, derive(self.policy.seed, self._num_arms), self.policy.accounting)
-        self._num_arms += 1
-        self.arms[arm.arm_id] = arm
-        self._queue(arm)
-        return arm
+    @property
+    def has_work(self) -> bool:
+        """Whether an arm is open or a prompt waits for its window."""
+        return bool(self.arms or self._window)
+
+    def admit(self, prompt: Prompt) -> None:
+        """Take in a prompt; its arm opens when its window is full."""
+        self._window.append(prompt)
+        if len(self._window) >= self.policy.strategy_at(self.learner_version).window:
+            self.close_window()
+
+    def close_window(self) -> bool:
+        """Open the arms of the prompts that wait (the last window may be short); False when none waits."""
+        prompts, self._window = self._window, []
+        if not prompts:
+            return False
+        strategy = self.policy.strategy_at(self.learner_version)
+        pasts = [self.history.past(prompt.prompt_id, self.generation_version) for prompt in prompts]
+        for prompt, past, budget in zip(prompts, pasts, strategy.budgets(pasts), strict=True):
+            if budget > 0:
+                seed = derive(self.policy.seed, self._num_arms)
+                arm = Arm(self._num_arms, prompt, seed, strategy, budget, self.policy.accounting, past)
+                self.arms[arm.arm_id] = arm
+                self._queue(arm)
+            self._num_arms += 1
+        return True
+
+    def resume(self, *, is_last: bool) -> bool:
+        """Let the arm that is parked longest go on; False when none is due (`is_last`: no new prompt will come)."""
+        while self._parked and (is_last or self._parked[0][0] <= self._num_arms):
+            _, arm = self._parked.popleft()
+            if arm.arm_id in self.arms:
+                arm.is_parked = False
+                self._queue(arm)
+                return True
+        return False
 
     def next_launch(self) -> Launch | None:
         """The next request of an admitted arm, or None: paused, or every arm has its width in flight."""
-        if not self.may_launch:
+        cutoff = self.cutoff
+        if self.generation_version < cutoff or len(self.ready) > self.policy.bound.groups_per_step:
             return None
-        self._notice_cutoff()
-        while self._hungry:
-            arm = self.arms.get(self._hungry[0])
-            if arm is not None and self._lacks(arm):
+        if cutoff != self._seen_cutoff:
+            self._notice_cutoff(cutoff)
+        hungry = self._hungry
+        while hungry:
+            arm = self.arms.get(hungry[0])
+            lacking = 0 if arm is None else self._lacking(arm, cutoff)
+            if lacking <= 1:  # nothing is left to ask for after this one
+                self._queued.discard(heapq.heappop(hungry))
+            if arm is not None and lacking > 0:
                 index, retry = arm.launch()
-                return Launch(arm, index, retry, derive(arm.seed, index))
-            self._queued.discard(heapq.heappop(self._hungry))
+                return Launch(arm, index, retry)
         return None
+
+    def _move_cutoff(self) -> None:
+        """The learner's version or the number of groups ahead changed."""
+        self._cutoff = self.policy.bound.oldest_fresh(self.learner_version, self.num_shipped + len(self.ready))
 
     def is_open(self, arm_id: int, index: int, retry: int) -> bool:
         """Whether this try of this launch is still awaited."""
@@ -121,12 +170,22 @@ class Dispatcher:
 
     def score(self, arm_id: int, sample: Sample) -> Retirement | None:
         """A launch was scored; returns the retirement it caused."""
-        arm = self.arms[arm_id]
+        arm, cutoff = self.arms[arm_id], self.cutoff
         arm.score(sample)
-        while arm.take_next() is not None:
-            verdict = self.policy.strategy.verdict(arm.counts(self.cutoff))
-            if verdict != "continue":
-                return self._retire(arm, verdict)
+        futility = self.policy.futility
+        while (taken := arm.take_next()) is not None:
+            if taken.min_version not in arm.versions:
+                self._note_version(arm, taken.min_version)
+            counts = arm.counts(cutoff)
+            verdict = arm.strategy.verdict(counts)
+            if verdict == "continue":
+                if futility is None or not futility.stops(counts, arm.past):
+                    continue
+                return self._retire(arm, "futile", "deferred")
+            if verdict == "again" or (verdict == "exhausted" and self._is_given_again(arm)):
+                self._park(arm)
+                continue
+            return self._retire(arm, verdict)
         self._queue(arm)
         return None
 
@@ -145,6 +204,7 @@ class Dispatcher:
         group = self.ready.popleft()
         trained_at = self.policy.bound.trained_at(self.learner_version, self.num_shipped)
         if not refresh(group, trained_at - self.policy.bound.max_staleness):
+            self._move_cutoff()
             return group
         self.num_shipped += 1
         return group, trained_at
@@ -153,42 +213,104 @@ class Dispatcher:
         """The learner took a step with (or dropped) `num_groups` shipped groups."""
         self.learner_version = version
         self.num_shipped -= num_groups
+        self._move_cutoff()
 
-    def _lacks(self, arm: Arm) -> bool:
+    def _lacking(self, arm: Arm, cutoff: int) -> int:
+        """Requests by which an arm is below its width."""
         if arm.num_failed_launches:
-            return True
-        if len(arm.counted) + arm.num_pending >= self.policy.strategy.n_max:
-            return False
+            return arm.num_failed_launches + 1  # and perhaps more: it is looked at again
+        num_pending = arm.num_pending
+        if arm.is_parked:
+            return 0
         if self.policy.fixed_width:
             # Waiting samples hold no slot: a fixed width counts requests, as an engine without launch order would.
-            return len(arm.in_flight) < self.policy.fixed_width
-        pace = self.pace if self.policy.raise_by_deadline else Pace()
-        return arm.num_pending < width(arm, self.policy.strategy, self.cutoff, pace)
+            room = arm.budget - len(arm.counted) - num_pending
+            return min(room, self.policy.fixed_width - len(arm.in_flight))
+        pace = self.pace if self.policy.raise_by_deadline else UNKNOWN
+        if arm.width < 0 or arm.width_at != cutoff or arm.width_for is not pace:
+            arm.width, arm.width_at, arm.width_for = width(arm, cutoff, pace, self.policy.futility), cutoff, pace
+        return arm.width - num_pending
 
     def _queue(self, arm: Arm) -> None:
-        if arm.arm_id not in self._queued and self._lacks(arm):
-            self._queued.add(arm.arm_id)
-            heapq.heappush(self._hungry, arm.arm_id)
+        """An arm may be below its width."""
+        arm_id = arm.arm_id
+        if arm_id not in self._queued:
+            self._queued.add(arm_id)
+            heapq.heappush(self._hungry, arm_id)
 
-    def _notice_cutoff(self) -> None:
-        """Samples expired: arms that had enough in flight may need more."""
-        if self.cutoff != self._seen_cutoff:
-            self._seen_cutoff = self.cutoff
-            for arm in self.arms.values():
-                self._queue(arm)
+    def _note_version(self, arm: Arm, version: int) -> None:
+        """An arm has its first counted sample of this version."""
+        arm.versions.add(version)
+        self._holders.setdefault(version, set()).add(arm.arm_id)
 
-    def _retire(self, arm: Arm, reason: Reason) -> Retirement:
+    def _notice_cutoff(self, cutoff: int) -> None:
+        """Samples expired or will soon: arms that had enough in flight may need more.
+
+        Only arms with a counted sample that expired since, or (where that raises widths) that expires with the next
+        version, can have changed: each (arm, version) is looked at a constant number of times.
+        """
+        end = cutoff + 2 if self.policy.raise_by_deadline and self.pace.is_known else cutoff
+        for version in self._holders:
+            if self._seen_cutoff <= version < end:
+                for arm_id in self._holders[version]:
+                    self._queue(self.arms[arm_id])
+        self._seen_cutoff = cutoff
+
+    def _is_given_again(self, arm: Arm) -> bool:
+        """Whether an arm without signal gets its budget once more."""
+        policy = self.policy
+        if policy.unresolved != "requeue" or arm.num_requeues >= policy.max_requeues:
+            return False
+        if has_signal(arm):
+            return False
+        arm.give_budget_again()
+        return True
+
+    def _park(self, arm: Arm) -> None:
+        if not arm.is_parked:
+            arm.is_parked = True
+            self._parked.append((self._num_arms + self.policy.requeue_after, arm))
+
+    def _retire(self, arm: Arm, reason: Reason, futile: Outcome = "declined") -> Retirement:
+        """End an arm; `futile` is what a futile one is called."""
         cutoff = self.cutoff
         arm.retired = reason
         del self.arms[arm.arm_id]
+        for version in arm.versions:
+            holders = self._holders[version]
+            holders.discard(arm.arm_id)
+            if not holders:
+                del self._holders[version]
         counts = arm.counts(cutoff)
+        self.history.record(arm.prompt.prompt_id, counts.right, counts.wrong, self.generation_version)
         expired = (counts.right - counts.fresh_right, counts.wrong - counts.fresh_wrong)
         if reason == "failed":
             return Retirement(arm, reason, "dropped_failed", None, *expired)
-        group = seal(self._num_groups, arm, self.policy.strategy, cutoff)
+        if reason == "futile":
+            return Retirement(arm, reason, futile, None, *expired)
+        estimate = self._estimate(arm)
+        group = seal(self._num_groups, arm, cutoff, self.policy.rule, self.policy.unresolved, estimate)
         if group is None:
-            outcome: Outcome = "dropped_expired" if has_spread(arm) else "zero_signal"
-            return Retirement(arm, reason, outcome, None, *expired)
+            return Retirement(arm, reason, self._without_group(arm), None, *expired)
         self._num_groups += 1
         self.ready.append(group)
+        self._move_cutoff()
         return Retirement(arm, reason, "sealed", group, *expired)
+
+    def _without_group(self, arm: Arm) -> Outcome:
+        if has_signal(arm):
+            return "dropped_expired"
+        return "deferred" if self.policy.unresolved == "defer" else "zero_signal"
+
+    def _estimate(self, arm: Arm) -> float:
+        """The stopping rule's unbiased estimate of p, where advantages read it.
+
+        The pool mean where only expiry or a budget given again could end the visit there: the rule's paths never do.
+        """
+        if self.policy.rule.baseline != "unbiased":
+            return 0.0
+        key = (id(arm.strategy), arm.budget)
+        if key not in self._estimates:
+            self._estimates[key] = unbiased_table(arm.strategy, arm.budget)
+        right, total = arm.num_right, len(arm.counted)
+        return self._estimates[key].get((right, total - right), right / total)

@@ -2,71 +2,123 @@
 
 Invariants:
 - Kept samples are drawn at random within class (seeded per arm), never by arrival, length or logprob.
-- Advantage = reward - mean reward of all counted samples of the arm (pool mean, no std: arXiv 2510.04996, algorithm 2).
+- Advantages come from the whole pool (engine/core/advantage.py), not from the kept samples.
 - A kept sample is exchanged only for an unkept fresh one of its class, so advantages do not change.
-- A pool without spread carries no gradient: no group. Nor is one made when the fresh samples of one class ran out.
+- A pool without signal makes no group, unless `Unresolved` says "keep" (its samples are trained at zero advantage, as
+  the authors' code does) or "shrink" (a group without samples takes its place in the step). Selection `right` finds
+  signal in right samples, the others in spread.
+- A pool with signal makes no group when its fresh samples do not carry it any more: leftovers of one class would pull
+  one way. Nor does any pool without a fresh sample: if filtered prompts never expired, steps would hold more of them
+  than their share.
 """
 
 from dataclasses import dataclass
 
+from engine.core.advantage import AdvantageRule, Factors, Pool
 from engine.core.arm import Arm, Sample
+from engine.core.kept import balanced
+from engine.core.policy import Unresolved
 from engine.core.rng import SplitMix, derive
-from engine.core.strategy import Strategy
 
+NO_TOKENS = 1 << 62
+"""Version of the oldest of no tokens: newer than any, as the minimum over nothing is."""
+_NO_ADVANTAGE = Factors(0.0, 0.0, 0.0)
 _KEEP_STREAM = 0x6B656570
 """Separates the seed of the kept set from the seeds of the arm's samples."""
 
 
 @dataclass(slots=True)
 class Group:
-    """A retired arm's kept samples."""
+    """A retired arm's kept samples; none in a group that only takes a place in its step."""
 
     group_id: int
     arm: Arm
     kept: list[Sample]
-    baseline: float
+    factors: Factors
     num_exchanged: int = 0
 
     def advantage(self, sample: Sample) -> float:
-        """Reward minus the pool mean."""
-        return sample.reward - self.baseline
+        """By the run's rule, from the pool's statistics."""
+        return self.factors.advantage(sample.reward, is_right=sample.is_right)
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether a kept sample has an advantage, that is whether the group adds to the gradient."""
+        return any(self.advantage(sample) != 0.0 for sample in self.kept)
 
     @property
     def min_version(self) -> int:
-        """Version of the oldest kept token."""
-        return min(s.min_version for s in self.kept)
+        """Version of the oldest kept token, `NO_TOKENS` when nothing is kept."""
+        return min((s.min_version for s in self.kept), default=NO_TOKENS)
 
 
-def seal(group_id: int, arm: Arm, strategy: Strategy, oldest_fresh: int) -> Group | None:
-    """The group of a retired arm, or None when it carries no gradient (`has_spread` tells the two causes apart)."""
+def seal(
+    group_id: int,
+    arm: Arm,
+    oldest_fresh: int,
+    rule: AdvantageRule,
+    unresolved: Unresolved = "drop",
+    estimate: float = 0.0,
+) -> Group | None:
+    """The group of a retired arm, or None when it makes none (`has_signal` tells the two causes apart).
+
+    Args:
+        group_id: Number in the order of sealing.
+        arm: The retired arm.
+        oldest_fresh: Smallest version that may be kept.
+        rule: Makes the advantages.
+        unresolved: What becomes of a pool without signal; only `keep` and `shrink` make a group of it.
+        estimate: The stopping rule's unbiased estimate of p (baseline `unbiased`).
+    """
+    is_signal = has_signal(arm)
+    if not is_signal and unresolved not in ("keep", "shrink"):
+        return None
     order = [s for s in arm.counted if s.min_version >= oldest_fresh]
-    if not has_spread(arm):
+    if not order:
         return None
+    if not is_signal and unresolved == "shrink":
+        return Group(group_id, arm, [], _NO_ADVANTAGE)
     order = SplitMix(derive(arm.seed, _KEEP_STREAM)).shuffled(order)
-    if strategy.selection == "balanced":
-        kept = _balanced(order, strategy.group_size)
-        is_usable = len({s.is_right for s in kept}) == 2
-    else:
-        kept = order[: strategy.group_size]
-        is_usable = bool(kept)
-    if not is_usable:
+    kept = _select(arm, order)
+    lost_a_class = arm.strategy.selection == "balanced" and len({s.is_right for s in kept}) < 2
+    if not kept or (is_signal and lost_a_class):
         return None
-    baseline = sum(s.reward for s in arm.counted) / len(arm.counted)
-    return Group(group_id, arm, kept, baseline)
+    factors = rule.factors(_pool(arm, kept, estimate)) if is_signal else _NO_ADVANTAGE
+    return Group(group_id, arm, kept, factors)
+
+
+def _select(arm: Arm, order: list[Sample]) -> list[Sample]:
+    """The strategy's choice of fresh samples in random order."""
+    size = arm.strategy.group_size or len(order)
+    match arm.strategy.selection:
+        case "balanced":
+            return _balanced(order, size)
+        case "right":
+            return [s for s in order if s.is_right][:size]
+        case "uniform":
+            return order[:size]
+
+
+def _pool(arm: Arm, kept: list[Sample], estimate: float) -> Pool:
+    right, kept_right = arm.num_right, sum(s.is_right for s in kept)
+    return Pool(right, len(arm.counted) - right, kept_right, len(kept) - kept_right, arm.past, estimate)
+
+
+def has_signal(arm: Arm) -> bool:
+    """Whether the counted samples can carry a gradient at all."""
+    return arm.num_right > 0 if arm.strategy.selection == "right" else has_spread(arm)
 
 
 def has_spread(arm: Arm) -> bool:
-    """Whether the counted samples differ in reward; without spread every advantage is zero."""
+    """Whether the counted samples differ in reward; without spread every advantage over a group baseline is 0."""
     return len({s.reward for s in arm.counted}) > 1
 
 
 def _balanced(order: list[Sample], size: int) -> list[Sample]:
-    """Half of each class; the surplus class fills up what the other lacks (the rule of the authors' code)."""
+    """As many of each class as `balanced` says."""
     right = [s for s in order if s.is_right]
     wrong = [s for s in order if not s.is_right]
-    num_right = min(size // 2, len(right))
-    num_wrong = min(size - num_right, len(wrong))
-    num_right = min(size - num_wrong, len(right))
+    num_right, num_wrong = balanced(size, len(right), len(wrong))
     return right[:num_right] + wrong[:num_wrong]
 
 

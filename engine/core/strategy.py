@@ -1,13 +1,20 @@
 """The seam of a strategy: counts of an arm in, verdict and need out. Pure; a strategy is one file and one test.
 
 Counts come from the longest scored prefix in launch order. Exit rules read fresh samples; budgets read all of them.
+A strategy is asked in this order: `budgets` when arms are opened, then `verdict` after every counted sample, and `need`
+and `missing` whenever a slot is free.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Verdict = Literal["continue", "solved", "exhausted"]
-Selection = Literal["balanced", "uniform"]
+from engine.core.past import Past
+
+Verdict = Literal["continue", "solved", "exhausted", "futile", "again"]
+"""`solved`: the exit holds. `exhausted`: the budget is used up. `futile`: the prompt is not wanted now; the visit ends
+and its counts stay. `again`: enough for now; the arm waits with its pool and goes on later."""
+Selection = Literal["balanced", "uniform", "right"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,10 @@ class Counts:
     """All right samples."""
     wrong: int
     """All wrong samples."""
+    budget: int
+    """Samples that this visit may count, at most."""
+    seed: int = 0
+    """The arm's, for rules that throw dice: the same arm throws the same ones in any order of events."""
 
     @property
     def total(self) -> int:
@@ -34,17 +45,26 @@ class Strategy(Protocol):
 
     @property
     def group_size(self) -> int:
-        """Samples kept, at most."""
+        """Samples kept, at most; 0 = every fresh one."""
         ...
 
     @property
     def n_max(self) -> int:
-        """Samples counted, at most."""
+        """Samples that any visit may count, at most."""
         ...
 
     @property
     def selection(self) -> Selection:
-        """`balanced`: half of each class, topped up; `uniform`: any samples of the pool."""
+        """`balanced`: half of each class, topped up; `uniform`: any samples of the pool; `right`: right ones only."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """Prompts whose budgets are set together; 1 = each alone."""
+        ...
+
+    def budgets(self, pasts: Sequence[Past]) -> list[int]:
+        """Samples that the next visit of each of these prompts may count; 0 = not visited this time."""
         ...
 
     def verdict(self, counts: Counts) -> Verdict:
@@ -52,9 +72,25 @@ class Strategy(Protocol):
         ...
 
     def missing(self, counts: Counts) -> tuple[int, int]:
-        """Right and wrong samples still missing for the exit; (0, 0) when it holds."""
+        """Right and wrong samples still missing for the exit; (0, 0) when it holds or none is looked for."""
         ...
 
     def need(self, counts: Counts) -> int:
         """Samples needed even in the best case: the width that wastes nothing. At least 1 while `continue`."""
         ...
+
+
+class FullBudget:
+    """The common budget: every visit may count `n_max` samples, whatever is known of the prompt."""
+
+    __slots__ = ()
+    n_max: int
+
+    @property
+    def window(self) -> int:
+        """Each prompt alone."""
+        return 1
+
+    def budgets(self, pasts: Sequence[Past]) -> list[int]:
+        """n_max each."""
+        return [self.n_max] * len(pasts)

@@ -1,16 +1,18 @@
 """How many requests an arm may have in flight.
 
-Zero-waste width is the need: the samples needed even in the best case. It is raised only when the scarce samples of a
-class that is not complete yet would expire before the missing ones are expected: with m missing samples of pass rate p
-(posterior mean under a uniform prior), latency L and time T until the oldest scarce sample expires, m/p samples are
-expected, one after another width at a time, so width >= (m/p)·L/T. The raise is capped at `MAX_RAISE` times the need.
+Zero-waste width is the need: the samples needed even in the best case; where arms may be given up, no more of them than
+count whatever they turn out to be. It is raised only when the scarce samples of a class that is not complete yet would
+expire before the missing ones are expected: with m missing samples of pass rate p (posterior mean under a uniform
+prior), latency L and time T until the oldest scarce sample expires, m/p samples are expected, one after another width
+at a time, so width >= (m/p)·L/T. The raise is capped at `MAX_RAISE` times the zero-waste width.
 """
 
 import math
 from dataclasses import dataclass
 
 from engine.core.arm import Arm
-from engine.core.strategy import Counts, Strategy
+from engine.core.policy import Futility
+from engine.core.strategy import Counts
 
 MAX_RAISE = 4
 """Times the need: past it the expected waste outgrows what an expired scarce sample costs."""
@@ -25,25 +27,56 @@ class Pace:
     version_s: float = 0.0
     """Mean seconds between two published versions."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether both were measured."""
+        return self.latency_s > 0.0 and self.version_s > 0.0
 
-def width(arm: Arm, strategy: Strategy, oldest_fresh: int, pace: Pace) -> int:
+
+UNKNOWN = Pace()
+"""Nothing measured: the width is the need."""
+
+
+def width(arm: Arm, oldest_fresh: int, pace: Pace, futility: Futility | None = None) -> int:
     """Launched and uncounted samples that `arm` should have now, at least the need, within its budget."""
-    counts = arm.counts(oldest_fresh)
-    need = strategy.need(counts)
-    raised = max(
-        (
-            _raised(arm, missing, pace, right=right, oldest_fresh=oldest_fresh, counts=counts)
-            for missing, right in zip(strategy.missing(counts), (True, False), strict=True)
-        ),
-        default=0,
-    )
-    return min(max(need, min(raised, MAX_RAISE * need)), strategy.n_max - counts.total)
+    strategy, counts = arm.strategy, arm.counts(oldest_fresh)
+    # At least 1: when fewer groups are ahead, expired samples are fresh again, and an exit that is only tested at the
+    # next counted sample may hold already.
+    wanted = max(1, strategy.need(counts))
+    if futility is not None:
+        wanted = _sure(arm, counts, wanted, futility)
+    if pace.is_known:
+        right, wrong = strategy.missing(counts)
+        raised = 0
+        if right and counts.fresh_right:
+            raised = _raised(arm, right, pace, right=True, oldest_fresh=oldest_fresh, counts=counts)
+        if wrong and counts.fresh_wrong:
+            raised = max(raised, _raised(arm, wrong, pace, right=False, oldest_fresh=oldest_fresh, counts=counts))
+        if raised > wanted:
+            wanted = min(raised, MAX_RAISE * wanted)
+    return min(wanted, counts.budget - counts.total)
+
+
+def _sure(arm: Arm, counts: Counts, need: int, futility: Futility) -> int:
+    """How many of the needed samples count whatever they are: the arm cannot be given up before the last of them."""
+    for ahead in range(1, need):
+        for right in range(ahead + 1):
+            wrong = ahead - right
+            after = Counts(
+                counts.fresh_right + right,
+                counts.fresh_wrong + wrong,
+                counts.right + right,
+                counts.wrong + wrong,
+                counts.budget,
+                counts.seed,
+            )
+            if futility.stops(after, arm.past):
+                return ahead
+    return need
 
 
 def _raised(arm: Arm, missing: int, pace: Pace, *, right: bool, oldest_fresh: int, counts: Counts) -> int:
-    fresh = counts.fresh_right if right else counts.fresh_wrong
-    if not (missing and fresh and pace.latency_s and pace.version_s):
-        return 0
+    """Width at which the missing samples of a class come before its oldest fresh one expires."""
     oldest = arm.oldest_fresh_version(right=right, oldest_fresh=oldest_fresh)
     versions_left = (oldest if oldest is not None else oldest_fresh) - oldest_fresh + 0.5
     rate = ((counts.right if right else counts.wrong) + 1) / (counts.total + 2)

@@ -6,11 +6,11 @@ Need = (k_pos - x)+ + (k_neg - y)+, x and y the fresh right and wrong samples.
 
 from dataclasses import dataclass
 
-from engine.core.strategy import Counts, Selection, Verdict
+from engine.core.strategy import Counts, FullBudget, Selection, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Balance:
+class Balance(FullBudget):
     """`strategy.name = "balance"`."""
 
     k_pos: int
@@ -20,10 +20,10 @@ class Balance:
     selection: Selection = "balanced"
 
     def verdict(self, counts: Counts) -> Verdict:
-        """Solved with enough of both classes, exhausted at n_max."""
+        """Solved with enough of both classes, exhausted at the budget."""
         if counts.fresh_right >= self.k_pos and counts.fresh_wrong >= self.k_neg:
             return "solved"
-        return "exhausted" if counts.total >= self.n_max else "continue"
+        return "exhausted" if counts.total >= counts.budget else "continue"
 
     def missing(self, counts: Counts) -> tuple[int, int]:
         """Samples missing of each class."""
@@ -31,4 +31,4 @@ class Balance:
 
     def need(self, counts: Counts) -> int:
         """Both classes' missing samples, within the budget."""
-        return min(sum(self.missing(counts)), self.n_max - counts.total)
+        return min(sum(self.missing(counts)), counts.budget - counts.total)

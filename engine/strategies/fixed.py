@@ -5,11 +5,11 @@ The kept set is any group_size of them, at random, all when group_size = n_max.
 
 from dataclasses import dataclass
 
-from engine.core.strategy import Counts, Selection, Verdict
+from engine.core.strategy import Counts, FullBudget, Selection, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(FullBudget):
     """`strategy.name = "fixed"`."""
 
     n_max: int
@@ -18,7 +18,7 @@ class Fixed:
 
     def verdict(self, counts: Counts) -> Verdict:
         """Solved at n_max samples, whatever they are."""
-        return "solved" if counts.total >= self.n_max else "continue"
+        return "solved" if counts.total >= counts.budget else "continue"
 
     def missing(self, counts: Counts) -> tuple[int, int]:
         """No class is looked for."""
@@ -26,4 +26,4 @@ class Fixed:
 
     def need(self, counts: Counts) -> int:
         """All samples not counted yet."""
-        return self.n_max - counts.total
+        return counts.budget - counts.total

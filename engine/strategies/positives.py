@@ -6,11 +6,11 @@ carries no gradient: this rule never searches for wrong ones.
 
 from dataclasses import dataclass
 
-from engine.core.strategy import Counts, Selection, Verdict
+from engine.core.strategy import Counts, FullBudget, Selection, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Positives:
+class Positives(FullBudget):
     """`strategy.name = "positives"`."""
 
     k_pos: int
@@ -19,10 +19,10 @@ class Positives:
     selection: Selection = "balanced"
 
     def verdict(self, counts: Counts) -> Verdict:
-        """Solved with k_pos right samples, exhausted at n_max."""
+        """Solved with k_pos right samples, exhausted at the budget."""
         if counts.fresh_right >= self.k_pos:
             return "solved"
-        return "exhausted" if counts.total >= self.n_max else "continue"
+        return "exhausted" if counts.total >= counts.budget else "continue"
 
     def missing(self, counts: Counts) -> tuple[int, int]:
         """Right samples missing; wrong ones are never looked for."""
@@ -30,4 +30,4 @@ class Positives:
 
     def need(self, counts: Counts) -> int:
         """The missing right samples, within the budget."""
-        return min(self.k_pos - counts.fresh_right, self.n_max - counts.total)
+        return min(self.k_pos - counts.fresh_right, counts.budget - counts.total)

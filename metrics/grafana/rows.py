@@ -105,7 +105,7 @@ BUDGET = Row(
         ),
         Panel(
             "Prompts set aside a minute",
-            "skipped: longer than the context; quarantined: failed too often.",
+            "skipped: longer than the context; quarantined: failed too often; passed_over: by the selector.",
             (Query(per_minute("adastream_engine_prompts_rejected_total", "reason"), "{{reason}}"),),
         ),
         Panel(

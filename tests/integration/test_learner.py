@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -167,6 +168,28 @@ async def test_a_learner_trains_publishes_and_saves(tmp_path, model_folder):
     gained = [model(prompt).logits[0, -1].float().log_softmax(-1)[FAVOURED].item() for model in (before, saved)]
     # 0.09 to 0.14 with the order in which groups arrive; the clip ends the gain, and without learning it is 0.
     assert gained[1] > gained[0] + 0.04, gained
+
+
+async def test_a_step_without_a_sample_advances_the_version_and_no_weight(tmp_path, model_folder):
+    rng = np.random.default_rng(0)
+    # The first step leaves momentum behind: an optimizer step on a zero gradient would move the weights.
+    contents = [(4, 4, 4, 4), (), (4, 4, 4, 4)]
+    async with Engine(tmp_path, model_folder) as engine:
+        norms = [check_bytes((await engine.next(WeightsReady)).manifest)]
+        reports = []
+        for version, lengths in enumerate(contents):
+            await engine.send(WeightsPublished(policy_version=version))
+            assert (await engine.next(Credit)).groups == 4
+            for number in range(4):
+                await engine.send(random_group(rng, version * 4 + number, lengths=lengths, version=version))
+            reports.append(await engine.next(StepDone))
+            norms.append(check_bytes((await engine.next(WeightsReady)).manifest))
+    assert [report.policy_version for report in reports] == [1, 2, 3]
+    assert [report.metrics["skipped"] for report in reports] == [0.0, 1.0, 0.0]
+    assert reports[1].metrics["tokens_trained"] == 0.0
+    assert "loss" not in reports[1].metrics
+    changed = [not torch.equal(before, after) for before, after in itertools.pairwise(norms)]
+    assert changed == [True, False, True]
 
 
 async def test_sigterm_removes_the_segments(tmp_path, model_folder):

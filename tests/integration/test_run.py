@@ -192,7 +192,7 @@ def test_a_taken_port_is_named(tmp_path: Path, key: str) -> None:
     [
         ("sampling.max_tokns=3", ["sampling.max_tokns", "max_tokens", "allowed"]),
         ("strategy.n_max=3", ["n_max must be >= k_pos + k_neg = 4", "got 3"]),
-        ("strategy.name=best", ["strategy.name", "balance", '"best"']),
+        ("strategy.name=best", ["strategy.name", "balance", "'best'"]),
         ("data.train=missing.jsonl", ["missing.jsonl"]),
         ("sampling.max_tokens=5000", ["max_context_tokens", "5000"]),
     ],

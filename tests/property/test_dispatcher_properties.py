@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.arm import Sample
-from engine.core.dispatcher import Dispatcher, Policy
+from engine.core.dispatcher import Dispatcher
 from engine.core.group import Group
+from engine.core.policy import Policy
 from engine.core.staleness import Bound
 from engine.core.width import Pace
 from engine.strategies import Balance, Fixed, Positives

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from engine.core.dispatcher import Policy
+from engine.core.policy import Policy
 from engine.core.staleness import Bound
 from engine.strategies import Balance, Positives
 from tests.support.event_driver import Driver, Outcome, bernoulli

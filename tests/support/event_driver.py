@@ -1,13 +1,15 @@
-"""Runs the real dispatcher against a label and length law under a heap of events: no loop, no sockets, no real time."""
+"""A finite run of the real dispatcher under the simulator's driver, with everything kept for a test to look at."""
 
-import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.core.arm import Prompt, Sample
-from engine.core.dispatcher import Dispatcher, Launch, Policy, Retirement
+from engine.core.arm import Arm, Prompt
+from engine.core.dispatcher import Dispatcher, Launch, Retirement
 from engine.core.group import Group
+from engine.core.policy import Policy
+from engine.simulation.driver import Driver as EventDriver
+from engine.simulation.driver import Speed
 
 Law = Callable[[Launch], tuple[bool, int]]
 """(is right, length) of a launch; a function of the launch's seed."""
@@ -35,6 +37,10 @@ class Outcome:
     groups: list[tuple[Group, int]] = field(default_factory=list)
     """Shipped groups with the version they were to be trained at."""
     dropped: list[Group] = field(default_factory=list)
+    skipped: list[Prompt] = field(default_factory=list)
+    """Prompts that were given no samples."""
+    tokens_lost: int = 0
+    """Of requests that were aborted."""
     busy: float = 0.0
     """Slot-seconds in use."""
     seconds: float = 0.0
@@ -46,86 +52,44 @@ class Outcome:
 
 
 @dataclass
+class Recorder:
+    """An observer that keeps everything and never ends the run."""
+
+    out: Outcome
+    is_done: bool = False
+
+    def retired(self, retirement: Retirement) -> None:
+        self.out.retirements.append(retirement)
+
+    def skipped(self, prompt: Prompt) -> None:
+        self.out.skipped.append(prompt)
+
+    def lost(self, arm: Arm, tokens: int) -> None:
+        self.out.tokens_lost += tokens
+
+    def taken(self, group: Group, trained_at: int) -> None:
+        self.out.groups.append((group, trained_at))
+        self.out.max_staleness = max(self.out.max_staleness, trained_at - group.min_version)
+
+    def dropped(self, group: Group) -> None:
+        self.out.dropped.append(group)
+
+
+@dataclass
 class Driver:
-    """Slots, a law, and a learner that takes a step whenever B groups are there."""
+    """Slots, a law, and a learner that takes a step whenever B groups are there; one token takes one second."""
 
     policy: Policy
     law: Law
     slots: int = 64
     step_s: float = 0.0
-    learns: bool = True
 
-    def run(self, num_prompts: int, seed: int = 0) -> Outcome:
-        self.rng = random.Random(seed)
+    def run(self, num_prompts: int) -> Outcome:
         self.dispatcher = Dispatcher(self.policy)
-        self.out = Outcome()
-        self.events: list[tuple[float, int, str, object]] = []
-        self.free, self.now, self.admitted, self.tick = self.slots, 0.0, 0, 0
-        self.batch: list[tuple[Group, int]] = []
-        self.is_learning = False
-        self.num_prompts = num_prompts
-        self.fill()
-        while self.events:
-            before = self.now
-            self.now, _, kind, item = heapq.heappop(self.events)
-            self.out.busy += (self.slots - self.free) * (self.now - before)
-            if kind == "step":
-                self.finish_step()
-            else:
-                self.finish_sample(item)
-            self.ship()
-            self.fill()
-        self.out.seconds = self.now
-        return self.out
-
-    def push(self, after: float, kind: str, item: object) -> None:
-        self.tick += 1
-        heapq.heappush(self.events, (self.now + after, self.tick, kind, item))
-
-    def fill(self) -> None:
-        while self.free:
-            launch = self.dispatcher.next_launch()
-            if launch is None:
-                if self.admitted == self.num_prompts or not self.dispatcher.may_launch:
-                    return
-                self.dispatcher.admit(prompt(self.admitted))
-                self.admitted += 1
-                continue
-            self.free -= 1
-            self.out.num_launched += 1
-            is_right, length = self.law(launch)
-            version = self.dispatcher.generation_version
-            self.push(float(length), "sample", (launch, is_right, length, version))
-
-    def finish_sample(self, item: object) -> None:
-        launch, is_right, length, version = item
-        self.free += 1
-        if not self.dispatcher.is_open(launch.arm.arm_id, launch.index, launch.retry):
-            return
-        sample = Sample(launch.index, float(is_right), is_right, version, length, None)
-        retirement = self.dispatcher.score(launch.arm.arm_id, sample)
-        if retirement is not None:
-            self.out.retirements.append(retirement)
-
-    def ship(self) -> None:
-        batch_size = self.policy.bound.groups_per_step
-        while self.learns and not self.is_learning:
-            found = self.dispatcher.next_group()
-            if found is None:
-                return
-            if isinstance(found, Group):
-                self.out.dropped.append(found)
-                continue
-            self.batch.append(found)
-            self.out.groups.append(found)
-            if len(self.batch) == batch_size:
-                for group, trained_at in self.batch:
-                    assert trained_at == self.dispatcher.learner_version
-                    self.out.max_staleness = max(self.out.max_staleness, trained_at - group.min_version)
-                self.is_learning = True
-                self.push(self.step_s, "step", None)
-
-    def finish_step(self) -> None:
-        self.dispatcher.step_done(self.dispatcher.learner_version + 1, len(self.batch))
-        self.dispatcher.generation_version = self.dispatcher.learner_version
-        self.batch, self.is_learning = [], False
+        out = Outcome()
+        prompts = map(prompt, range(num_prompts))
+        speed = Speed(self.slots, step_s=self.step_s)
+        driver = EventDriver(self.dispatcher, speed, self.law, prompts, Recorder(out), measures_pace=False)
+        driver.run()
+        out.busy, out.seconds, out.num_launched = driver.busy_s, driver.now, driver.num_launched
+        return out

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.core.arm import Arm, Sample
+from engine.strategies import Fixed
 from tests.support.event_driver import prompt
 
 
@@ -11,7 +12,7 @@ def sample(index: int, is_right: bool = True, version: int = 0) -> Sample:
 
 
 def arm(accounting: str = "launch", launches: int = 3) -> Arm:
-    made = Arm(0, prompt(0), 1, accounting)
+    made = Arm(0, prompt(0), 1, Fixed(100, 4), 100, accounting)
     for _ in range(launches):
         made.launch()
     return made

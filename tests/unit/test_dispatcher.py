@@ -1,7 +1,8 @@
 """The dispatcher: oldest arm first, width by need, the bound, back-pressure, failures."""
 
 from engine.core.arm import Sample
-from engine.core.dispatcher import Dispatcher, Policy
+from engine.core.dispatcher import Dispatcher
+from engine.core.policy import Policy
 from engine.core.staleness import Bound
 from engine.strategies import Balance, Fixed, Positives
 from tests.support.event_driver import Driver, bernoulli, prompt
@@ -54,7 +55,7 @@ def test_a_solved_arm_makes_a_balanced_group_with_the_pool_mean_as_baseline() ->
     assert retirement.reason == "solved"
     group = retirement.group
     assert sorted(s.is_right for s in group.kept) == [False, False, True, True]
-    assert group.baseline == 2 / 5
+    assert group.factors.baseline == 2 / 5
     assert {group.advantage(s) for s in group.kept} == {3 / 5, -2 / 5}
 
 

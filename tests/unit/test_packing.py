@@ -129,6 +129,15 @@ def test_a_group_without_tokens_makes_no_segment():
     assert split_groups([random_group(np.random.default_rng(0), lengths=(0, 0))]) == []
 
 
+def test_groups_without_samples_make_no_segment_and_no_micro_batch():
+    rng = np.random.default_rng(0)
+    empty = [random_group(rng, number, lengths=()) for number in range(3)]
+    assert fill_micro_batches(split_groups(empty), 64) == []
+    full = random_group(rng, 3)
+    beside = split_groups([empty[0], full, empty[1]])
+    assert [segment.samples for segment in beside] == [segment.samples for segment in split_groups([full])]
+
+
 def test_segment_counts_its_tokens():
     group = random_group(np.random.default_rng(0), prompt=[1, 2, 3], lengths=(4,))
     assert Segment(group.prompt_token_ids, group.samples).num_tokens == 7

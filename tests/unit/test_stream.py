@@ -255,3 +255,33 @@ async def test_a_checkpoint_is_saved_every_so_many_steps():
             await play.engine.send(WeightsPublished(policy_version=number + 1))
             await play.engine.next(Credit)
     assert [entry for entry in play.trainer.done if str(entry).startswith("save")] == ["save 2"]
+
+
+def empty_group(group_id):
+    return TrainGroup(
+        group_id=group_id, prompt_id="p", prompt_token_ids=np.arange(3, dtype=np.int32), samples=[], train_version=0,
+        max_staleness=0,
+    )  # fmt: skip
+
+
+async def test_a_group_without_samples_takes_its_place_in_the_step():
+    async with Play(settings()) as play:
+        await play.start()
+        await play.engine.send(empty_group(0))
+        await play.engine.send(group(1))
+        done = await play.engine.next(StepDone)
+    assert (done.group_ids, done.dropped_group_ids) == ([0, 1], [])
+    assert (done.metrics["max_staleness"], done.metrics["mean_staleness"]) == (0.0, 0.0)
+
+
+async def test_a_step_of_groups_without_samples_is_taken_and_published_at_any_age():
+    async with Play(settings()) as play:
+        await play.start()
+        for version in (1, 2):
+            for group_id in (2 * version, 2 * version + 1):
+                await play.engine.send(empty_group(group_id))
+            done = await play.engine.next(StepDone)
+            assert (done.policy_version, len(done.group_ids), done.dropped_group_ids) == (version, 2, [])
+            assert (await play.engine.next(WeightsReady)).manifest.policy_version == version
+            await play.engine.send(WeightsPublished(policy_version=version))
+            assert (await play.engine.next(Credit)).groups == 2

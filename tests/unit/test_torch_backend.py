@@ -100,3 +100,13 @@ def test_a_model_that_scales_its_logits_is_refused():
     model.__class__ = Scaled
     with pytest.raises(ModelError, match="architecture is not supported"):
         backend_of(model).check_forward([np.array([5, 9, 3, 7], dtype=np.int32)])
+
+
+def test_groups_without_samples_add_nothing_to_a_gradient():
+    rng = np.random.default_rng(0)
+    empty, full = random_group(rng, 0, lengths=()), random_group(rng, 1)
+    beside, alone = backend_of(tiny_llama()), backend_of(tiny_llama())
+    assert beside.accumulate([empty, full, empty]) == alone.accumulate([full])
+    assert torch.equal(beside._grads_N, alone._grads_N)
+    assert beside.accumulate([empty])[0].tokens == 0
+    assert torch.equal(beside._grads_N, alone._grads_N)

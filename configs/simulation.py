@@ -1,0 +1,58 @@
+"""What `python -m engine.simulate` plays: prompts, workers and learner under a virtual clock ([sim])."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from pydantic import Field, field_validator
+
+from configs.base import Section
+
+
+class Simulation(Section):
+    """Laws and sizes of a simulated run. The strategy, η and B are those of the run itself."""
+
+    pass_rate: float | tuple[float, ...] | str = "tiers"
+    """Law of the pass rate over prompts: a number, a list (each as frequent), `tiers`, or a measured profile file."""
+    prompts: int = Field(default=2000, ge=1)
+    """Prompts whose first visit is reported; the queue behind them never ends, so slots stay full to the last one."""
+    workers: int = Field(default=1, ge=1)
+    """Generation workers."""
+    slots: int = Field(default=64, ge=1)
+    """Requests that one worker runs at once."""
+    seed: int = Field(default=0, ge=0)
+    """Seeds every draw: of prompt, label, length, failure and kept set."""
+    learner_ratio: float = Field(default=1.2, gt=0.0, allow_inf_nan=False)
+    """The learner's rate over the generators': a step takes B / (ratio x groups that full slots finish a second
+    when nothing expires)."""
+    update_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Seconds from the end of a step until new samples start from its weights; generation goes on meanwhile."""
+    tokens_mean: float = Field(default=64.0, gt=0.0, allow_inf_nan=False)
+    """Mean length of right responses."""
+    tokens_sigma: float = Field(default=0.8, ge=0.0, le=5.0)
+    """Sigma of the lognormal law of lengths."""
+    length_ratio_wrong: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    """Mean length of wrong responses over that of right ones."""
+    tokens_per_s: float = Field(default=500.0, gt=0.0, allow_inf_nan=False)
+    """Tokens a second of one slot."""
+    latency_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Seconds that a request holds its slot besides its tokens (prefill, wire, verdict)."""
+    failure_rate: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of requests that fail on the way and are asked for again; never counted as wrong."""
+    width: int = Field(default=0, ge=0)
+    """Requests in flight for one arm; 0 = as `strategy.width` says."""
+
+    @field_validator("pass_rate", mode="before")
+    @classmethod
+    def _is_a_law(cls, value: object) -> object:
+        rates = cast("Sequence[object]", value) if isinstance(value, list | tuple) else [value]
+        is_name = isinstance(value, str) and value != ""
+        if not is_name and not (rates and all(_is_rate(rate) for rate in rates)):
+            raise ValueError(
+                f"sim.pass_rate must be a number in [0, 1], a list of such numbers, `tiers`, or a profile file,"
+                f" got {rates!r:.80}"
+            )
+        return rates if isinstance(value, list | tuple) else value
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.0

@@ -1,0 +1,128 @@
+"""The seam of a selector: candidates in, the one to visit out. Orthogonal to strategies; pure.
+
+The prompts of each epoch come in seeded order (engine/core/prompts.py). A draw takes the next `pool` of them; one is
+visited, the others are passed over: their turn of this epoch is over. (If they stayed, every prompt would still be
+visited once an epoch, and a selector could only change the order.)
+
+Invariants:
+- Every candidate of a draw is either visited or passed over, so visits + `num_passed_over` = candidates offered.
+- No prompt is left out for ever: with `max_passes` = m > 0, none is passed over in more than m draws in a row by a pool
+  of 1, nor in more than m + N - 1 by a larger pool over N prompts. Proof: once passed over m times, a prompt loses a
+  draw only to one that has waited at least as long; that one waits from then on, so behind it. So it loses to each
+  other prompt once at most. This holds whatever the selector says.
+- Choices depend on the seed, the number of the draw and the candidates only.
+- Memory: two numbers a prompt that was passed over since its last visit, and what a selector keeps of visited prompts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.core.past import Past
+from engine.core.rng import derive
+
+_STREAM = 0x73656C656374
+"""Separates the seeds of draws from all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A prompt that may be visited next."""
+
+    prompt_id: str
+    past: Past
+    """At the policy version of the draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a choice may depend on besides the candidates."""
+
+    seed: int
+    """Another one for each draw."""
+    version: int
+    """Policy version that the visit would start from."""
+
+
+class Selector(Protocol):
+    """Which prompt is worth a visit."""
+
+    @property
+    def pool(self) -> int:
+        """Candidates of one draw; 0 = all prompts are visited in their order and nothing is asked."""
+        ...
+
+    def choose(self, candidates: Sequence[Candidate], draw: Draw) -> int | None:
+        """Index of the candidate to visit; None = none of them. At least one candidate, at most `pool`."""
+        ...
+
+    def observe(self, prompt_id: str, right: int, wrong: int) -> None:
+        """A visit ended with these counted samples; at least one."""
+        ...
+
+
+@dataclass(slots=True)
+class Selection:
+    """Draws by a selector, and lets no prompt wait for ever.
+
+    Example: `Selection(Mopps(pool=16), max_passes=100, seed=1).draw(candidates, version=0)` is an index into
+    `candidates`.
+    """
+
+    selector: Selector
+    max_passes: int = 0
+    """A prompt that so many draws in a row passed over is visited next; 0 = only by the selector's own chance."""
+    seed: int = 0
+    num_draws: int = 0
+    num_passed_over: int = 0
+    """Candidates that were not visited."""
+    _waits: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """prompt -> (first draw that passed it over since its last visit, how many did)."""
+
+    @property
+    def pool(self) -> int:
+        """Candidates of one draw; 0 = nothing is drawn."""
+        return self.selector.pool
+
+    def draw(self, candidates: Sequence[Candidate], version: int) -> int | None:
+        """Index of the candidate to visit, or None; the turns of the others are over.
+
+        Args:
+            candidates: At least one, at most `pool`.
+            version: Policy version that the visit would start from.
+        """
+        chosen = self._overdue(candidates)
+        if chosen is None:
+            seed = derive(self.seed, _STREAM, self.num_draws)
+            chosen = self.selector.choose(candidates, Draw(seed, version))
+        self.num_passed_over += len(candidates) - (chosen is not None)
+        if self.max_passes:
+            self._count(candidates, chosen)
+        self.num_draws += 1
+        return chosen
+
+    def observe(self, prompt_id: str, right: int, wrong: int) -> None:
+        """A visit ended; one without counted samples says nothing."""
+        if right + wrong:
+            self.selector.observe(prompt_id, right, wrong)
+
+    def _overdue(self, candidates: Sequence[Candidate]) -> int | None:
+        """The candidate that must not be passed over again; of several, the one that has waited longest."""
+        if not self.max_passes:
+            return None
+        longest, found = self.num_draws, None
+        for index, candidate in enumerate(candidates):
+            since, passes = self._waits.get(candidate.prompt_id, (longest, 0))
+            if since < longest and passes >= self.max_passes:
+                longest, found = since, index
+        return found
+
+    def _count(self, candidates: Sequence[Candidate], chosen: int | None) -> None:
+        visited = None if chosen is None else candidates[chosen].prompt_id
+        # Near the end of an epoch, or with few prompts, one may be there twice: one draw passes it over once.
+        for prompt_id in dict.fromkeys(candidate.prompt_id for candidate in candidates):
+            if prompt_id == visited:
+                self._waits.pop(prompt_id, None)
+            else:
+                since, passes = self._waits.get(prompt_id, (self.num_draws, 0))
+                self._waits[prompt_id] = (since, passes + 1)

@@ -1,0 +1,87 @@
+"""From a configuration to the dispatcher's fixed choices: the one place where names become objects."""
+
+from configs.load import ConfigError
+from configs.root import Config
+from configs.strategy import Advantage
+from engine import strategies
+from engine.core.advantage import AdvantageRule
+from engine.core.futility import Threshold
+from engine.core.policy import Futility, Policy, Unresolved
+from engine.core.staleness import Bound
+from engine.core.strategy import Strategy
+from engine.futility_table import solve
+from engine.profiles import load_law
+
+PRESETS = {
+    "ada": AdvantageRule(),
+    "grpo": AdvantageRule(baseline="kept", divides_by_std=True),
+    "drgrpo": AdvantageRule(baseline="kept"),
+    "rloo": AdvantageRule(baseline="leave_one_out"),
+    "maxrl": AdvantageRule(weight="maxrl"),
+    "raft": AdvantageRule(baseline="zero"),
+    "signed": AdvantageRule(baseline="signed"),
+    "anchored": AdvantageRule(baseline="history", centring="anchor_pos"),
+    "hybrid": AdvantageRule(weight="inverse_sqrt", epsilon=1e-3),
+}
+OWN_ADVANTAGE = {"raft": "raft", "reject": "signed", "giveup": "anchored", "estimate": "hybrid"}
+"""What `advantage.name = "auto"` means for a strategy; `ada` for all others."""
+OWN_UNRESOLVED: dict[str, Unresolved] = {"fixed": "keep", "filter": "shrink", "rounds": "keep"}
+"""What `strategy.unresolved = "auto"` means for a strategy; `drop` for all others."""
+
+
+def make_policy(config: Config) -> Policy:
+    """What `config` says about sampling.
+
+    Raises:
+        ConfigError: a user's strategy that cannot be loaded, or a futility table that cannot be solved.
+        DataError: a futility prior that cannot be read.
+    """
+    own = config.strategy
+    strategy = strategies.build(own, config)
+    unresolved = OWN_UNRESOLVED.get(own.name, "drop") if own.unresolved == "auto" else own.unresolved
+    return Policy(
+        strategy=strategy,
+        bound=Bound(config.staleness.max, config.learner.groups_per_step),
+        seed=config.run.seed,
+        accounting=own.accounting,
+        fixed_width=own.width,
+        # A width above need would reach across the end of a round.
+        raise_by_deadline=own.raise_by_deadline and own.name != "rounds",
+        max_failures=config.worker.max_sample_failures,
+        rule=advantage_rule(config.advantage, own.name),
+        unresolved=unresolved,
+        requeue_after=own.requeue_after,
+        futility=_futility(config, strategy),
+        visit_decay=config.history.visit_decay,
+        version_decay=config.history.version_decay,
+        stages=tuple((stage.from_step, strategies.build(stage.strategy, config)) for stage in config.stages),
+    )
+
+
+def advantage_rule(config: Advantage, strategy: str) -> AdvantageRule:
+    """The strategy's own rule, a preset, or what the keys say."""
+    name = OWN_ADVANTAGE.get(strategy, "ada") if config.name == "auto" else config.name
+    if name != "custom":
+        return PRESETS[name]
+    return AdvantageRule(
+        baseline=config.baseline,
+        divides_by_std=config.divide_by_std,
+        weight=config.weight,
+        max_weight=config.max_weight,
+        epsilon=config.epsilon,
+        centring=config.centring,
+    )
+
+
+def _futility(config: Config, strategy: Strategy) -> Futility | None:
+    own = config.futility
+    if config.strategy.futility == "none":
+        return None
+    if config.stages:
+        raise ConfigError("strategy.futility must be none with [[stages]]: its table belongs to one exit rule")
+    if config.strategy.futility == "threshold":
+        return Threshold(strategy, own.p_success, own.prior_right, own.prior_wrong)
+    try:
+        return solve(strategy, load_law(own.prior)).table
+    except ValueError as exc:
+        raise ConfigError(f"strategy.futility = optimal: {exc}") from exc
