@@ -1,0 +1,151 @@
+"""The books of a simulated run: what the first `num_prompts` prompts of the queue cost and brought.
+
+Invariants: only first visits of those prompts enter, each once, however long it takes; prompts behind them keep the
+slots full until the last of them has ended and its group is taken or dropped. So no mean is bent by visits cut off.
+"""
+
+from dataclasses import dataclass, field
+
+from engine.core.arm import Arm, Prompt
+from engine.core.dispatcher import Retirement
+from engine.core.group import Group, has_signal
+from engine.simulation.law import Visit, visit_of
+
+
+@dataclass(slots=True)
+class Weigher:
+    """Sums of advantages at one pass rate."""
+
+    num_visits: int = 0
+    right: float = 0.0
+    """Sum over visits of the mean over kept samples of the right ones' advantages."""
+    wrong: float = 0.0
+
+    def add(self, group: Group) -> None:
+        """A group that is trained."""
+        for sample in group.kept:
+            share = group.advantage(sample) / len(group.kept)
+            if sample.is_right:
+                self.right += share
+            else:
+                self.wrong += share
+
+    def weight(self, pass_rate: float) -> float:
+        """The prompt weight E[ΣA+ / n]/p - E[ΣA- / n]/(1 - p), 0 < p < 1; engine/core/law.py has it exact."""
+        return self.right / self.num_visits / pass_rate - self.wrong / self.num_visits / (1.0 - pass_rate)
+
+
+@dataclass(slots=True)
+class Books:
+    """An `Observer` that counts."""
+
+    num_prompts: int
+    num_ended: int = 0
+    """First visits that ended, skipped prompts included."""
+    num_open_groups: int = 0
+    """Sealed groups of theirs that are neither taken nor dropped."""
+    counted: int = 0
+    counted_squared: int = 0
+    """Sum of squares, a visit a term."""
+    wasted: int = 0
+    """Samples that never counted: aborted, failed, or scored behind the stopping sample."""
+    tokens_counted: int = 0
+    tokens_wasted: int = 0
+    solved: int = 0
+    zero_signal: int = 0
+    dropped_groups: int = 0
+    """Sealed groups that would have broken the bound."""
+    lost_visits: int = 0
+    """Visits with a signal that made no group: the fresh samples of a class had run out, or the prompt failed."""
+    trained_groups: int = 0
+    """Groups that the learner took."""
+    useful_groups: int = 0
+    """Those of them that have an advantage and whose visit was solved."""
+    bias_sum: float = 0.0
+    """Sum of pool mean - p over visits with a pool."""
+    num_pools: int = 0
+    kept_right: int = 0
+    kept_wrong: int = 0
+    kept_right_tokens: int = 0
+    kept_wrong_tokens: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    weighers: dict[float, Weigher] = field(default_factory=dict[float, Weigher])
+    """By pass rate, where the law of p is a number or a list."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every one of the prompts had its visit, to the end."""
+        return self.num_ended >= self.num_prompts and not self.num_open_groups
+
+    def retired(self, retirement: Retirement) -> None:
+        """An arm ended."""
+        arm = retirement.arm
+        visit = self._first_visit(arm)
+        if visit is None:
+            return
+        self.num_ended += 1
+        self._count(arm, visit)
+        self.solved += retirement.reason == "solved"
+        self.zero_signal += retirement.reason != "failed" and not has_signal(arm)
+        if retirement.group is not None:
+            self.num_open_groups += 1
+        self.lost_visits += retirement.outcome in ("dropped_expired", "dropped_failed")
+        weigher = self.weighers.get(visit.pass_rate)
+        if weigher is not None:
+            weigher.num_visits += 1
+
+    def skipped(self, prompt: Prompt) -> None:
+        """A prompt was given no samples."""
+        visit = prompt.token_ids
+        self.num_ended += isinstance(visit, Visit) and visit.number < self.num_prompts
+
+    def lost(self, arm: Arm, tokens: int) -> None:
+        """A request was aborted or failed."""
+        if self._first_visit(arm) is not None:
+            self.wasted += 1
+            self.tokens_wasted += tokens
+
+    def taken(self, group: Group, trained_at: int) -> None:
+        """The learner has a group."""
+        visit = self._first_visit(group.arm)
+        if visit is None:
+            return
+        self.num_open_groups -= 1
+        self.trained_groups += 1
+        self.useful_groups += group.arm.retired == "solved" and group.is_useful
+        for sample in group.kept:
+            staleness = trained_at - sample.min_version
+            self.staleness_sum += staleness
+            self.staleness_max = max(self.staleness_max, staleness)
+            if sample.is_right:
+                self.kept_right += 1
+                self.kept_right_tokens += sample.num_tokens
+            else:
+                self.kept_wrong += 1
+                self.kept_wrong_tokens += sample.num_tokens
+        weigher = self.weighers.get(visit.pass_rate)
+        if weigher is not None:
+            weigher.add(group)
+
+    def dropped(self, group: Group) -> None:
+        """A sealed group was over the bound."""
+        if self._first_visit(group.arm) is not None:
+            self.num_open_groups -= 1
+            self.dropped_groups += 1
+
+    def _first_visit(self, arm: Arm) -> Visit | None:
+        visit = visit_of(arm)
+        return visit if visit.number < self.num_prompts else None
+
+    def _count(self, arm: Arm, visit: Visit) -> None:
+        num_counted = len(arm.counted)
+        self.counted += num_counted
+        self.counted_squared += num_counted * num_counted
+        self.tokens_counted += sum(sample.num_tokens for sample in arm.counted)
+        for sample in arm.uncounted():
+            self.wasted += 1
+            self.tokens_wasted += sample.num_tokens
+        if num_counted:
+            self.num_pools += 1
+            self.bias_sum += arm.num_right / num_counted - visit.pass_rate

@@ -1,0 +1,133 @@
+"""The laws that a simulated run draws from: pass rate of a prompt, then label, length and failure of each launch.
+
+Invariants: a draw is a pure function of (seed, prompt number, launch index), whatever the order, width or strategy; a
+failed launch that is asked for again has the same label and length, but may pass. Labels are Bernoulli(p), lengths
+lognormal with a mean by label, so that content given its label never depends on anything else.
+
+Draws are made for `CHUNK` prompts and `BLOCK` launches at once (numpy's Philox, keyed by seed, stream, chunk and
+block): one draw alone would cost more than the rest of the simulated sample.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from configs.simulation import Simulation
+from engine.core.arm import Arm, Prompt
+from engine.core.dispatcher import Launch
+from engine.core.prior import Prior
+from engine.core.rng import derive
+
+CHUNK: Final = 256
+"""Prompts drawn together."""
+BLOCK: Final = 32
+"""Launches of each drawn together."""
+_RATE_STREAM, _SAMPLE_STREAM, _FAIL_STREAM = 1, 2, 3
+_ULP: Final = 2.0**-32
+
+
+@dataclass(slots=True)
+class Visit:
+    """The first visit of a prompt, carried in its `Prompt.token_ids`."""
+
+    number: int
+    """0, 1, 2, ... in the order of the queue."""
+    pass_rate: float
+    chunk: "Chunk"
+    tokens: list[int]
+    """Response tokens by launch index, negative for wrong responses; grows by blocks."""
+
+    def draw(self, index: int) -> tuple[bool, int]:
+        """Label and response tokens of a launch."""
+        while index >= len(self.tokens):
+            self.tokens += self.chunk.row(self.number % CHUNK, len(self.tokens) // BLOCK)
+        tokens = self.tokens[index]
+        return (True, tokens) if tokens > 0 else (False, -tokens)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Pass rates and launches of `CHUNK` prompts in a row."""
+
+    number: int
+    config: Simulation
+    pass_rates: list[float]
+    _blocks: dict[int, NDArray[np.int64]] = field(default_factory=dict[int, NDArray[np.int64]])
+
+    def row(self, row: int, block: int) -> list[int]:
+        """Signed tokens of one prompt's launches in a block."""
+        drawn = self._blocks.get(block)
+        if drawn is None:
+            drawn = self._blocks[block] = self._draw(block)
+        return drawn[row].tolist()
+
+    def _draw(self, block: int) -> NDArray[np.int64]:
+        config = self.config
+        rng = _generator(config.seed, _SAMPLE_STREAM, self.number, block)
+        shape = (CHUNK, BLOCK)
+        is_right = rng.random(shape) < np.array(self.pass_rates)[:, None]
+        # The mean of exp(sigma * normal) is exp(sigma^2 / 2).
+        spread = np.exp(config.tokens_sigma * rng.standard_normal(shape) - config.tokens_sigma**2 / 2.0)
+        mean = np.where(is_right, config.tokens_mean, config.tokens_mean * config.length_ratio_wrong)
+        # Rounded without bias, at least one token.
+        tokens = np.maximum(1.0, np.floor(mean * spread + rng.random(shape))).astype(np.int64)
+        return np.where(is_right, tokens, -tokens)
+
+
+@dataclass(slots=True)
+class Laws:
+    """All draws of a run."""
+
+    config: Simulation
+    prior: Prior
+    """Law of the pass rate over prompts."""
+
+    def prompts(self) -> Iterator[Prompt]:
+        """The queue: new prompts without end, none twice."""
+        number = 0
+        while True:
+            chunk = self._chunk(number // CHUNK)
+            for place, pass_rate in enumerate(chunk.pass_rates):
+                visit = Visit(number, pass_rate, chunk, chunk.row(place, 0))
+                yield Prompt(f"p{number}", "", "", visit, 0)
+                number += 1
+
+    def draw(self, launch: Launch) -> tuple[bool, int]:
+        """Label and response tokens of a launch."""
+        visit, index = visit_of(launch.arm), launch.index
+        if index >= len(visit.tokens):
+            return visit.draw(index)
+        tokens = visit.tokens[index]
+        return (True, tokens) if tokens > 0 else (False, -tokens)
+
+    def fails_after(self, launch: Launch) -> float | None:
+        """Share of the response after which this try fails; None = it does not."""
+        number = visit_of(launch.arm).number
+        bits = derive(self.config.seed, _FAIL_STREAM, number, launch.index, launch.retry)
+        if (bits >> 31) * _ULP >= self.config.failure_rate:
+            return None
+        return (bits & 0x7FFFFFFF) * 2.0**-31
+
+    def mean_tokens(self, *, is_right: bool) -> float:
+        """Mean length of right or wrong responses."""
+        return self.config.tokens_mean * (1.0 if is_right else self.config.length_ratio_wrong)
+
+    def _chunk(self, number: int) -> Chunk:
+        rng = _generator(self.config.seed, _RATE_STREAM, number, 0)
+        places = rng.random((CHUNK, 2)).tolist()
+        return Chunk(number, self.config, [self.prior.draw(place, within) for place, within in places])
+
+
+def visit_of(arm: Arm) -> Visit:
+    """The simulated visit behind an arm."""
+    visit = arm.prompt.token_ids
+    if not isinstance(visit, Visit):
+        raise TypeError(f"a simulated prompt must carry a Visit, got {type(visit).__name__}")
+    return visit
+
+
+def _generator(seed: int, stream: int, chunk: int, block: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=derive(seed, stream, chunk, block)))
