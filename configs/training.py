@@ -61,6 +61,9 @@ class Loss(Section):
 class Weights(Section):
     """How new weights reach the workers, and when an update counts as right."""
 
+    buffered: bool = True
+    """On CPUs: take new weights into a second set beside generation, so that it pauses only for the exchange. Costs the
+    weights' memory once more. False, and on GPUs: load in place, in the pause."""
     stage_deadline_s: float = Field(default=60.0, gt=0.0)
     """Longest staging on a worker."""
     apply_deadline_s: float = Field(default=60.0, gt=0.0)

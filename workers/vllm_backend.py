@@ -54,7 +54,7 @@ class VllmBackend:
         self._tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(config.model.path)
         self._dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self._shapes: dict[str, tuple[int, ...]] | None = None
-        self._loader = WeightLoader(llm, is_buffered=current_platform.is_cpu())
+        self._loader = WeightLoader(llm, _is_buffered(config))
         self._num_canaries = 0
 
     @classmethod
@@ -273,9 +273,13 @@ def engine_args(config: Config) -> AsyncEngineArgs:
         distributed_executor_backend=IN_PROCESS_EXECUTOR if is_cpu else None,
         disable_log_stats=True,
         seed=config.run.seed,
-        weight_transfer_config=WeightTransferConfig(backend=BUFFERED if is_cpu else IN_PLACE),
+        weight_transfer_config=WeightTransferConfig(backend=BUFFERED if _is_buffered(config) else IN_PLACE),
         worker_extension_cls=EXTENSION,
     )
+
+
+def _is_buffered(config: Config) -> bool:
+    return config.weights.buffered and current_platform.is_cpu()
 
 
 def _request_id(key: SampleKey) -> str:

@@ -39,11 +39,12 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 TEMPERATURE = 0.7
 
 
-def write_config(folder: Path, model: Path, dtype: str) -> Path:
+def write_config(folder: Path, model: Path, dtype: str, is_buffered: bool = True) -> Path:
     path = folder / "config.toml"
     path.write_text(
         f'[run]\nmax_steps = 1\n[model]\npath = "{model}"\nmax_context_tokens = 160\n'
         f'[worker]\nslots = 8\ndtype = "{dtype}"\nkv_cache_bytes = 33554432\n'
+        f"[weights]\nbuffered = {str(is_buffered).lower()}\n"
     )
     return path
 
@@ -205,11 +206,14 @@ async def check_update_in_flight(
     assert difference(model, prompt, drawn[40]) < noise
 
 
-async def test_fp32_untied_model_is_updated_and_a_killed_worker_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_buffered", [True, False])
+async def test_fp32_untied_model_is_updated_and_a_killed_worker_leaves_nothing(
+    tmp_path: Path, is_buffered: bool
+) -> None:
     noise = 0.01
     folder = tmp_path / "model"
     model = save_tiny_model(folder, is_tied=False, dtype=torch.float32)
-    config = write_config(tmp_path, folder, "float32")
+    config = write_config(tmp_path, folder, "float32", is_buffered)
     with SegmentPublisher() as publisher:
         async with running_worker("workers.vllm", config, tmp_path / "log", "--cores", "0") as worker:
             (prompt,) = await encode(worker, "2 + 2?")
