@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]  (not in our environment)
 
 from benchmarks.first_light import LEVELS
-from datasets import Dataset
 from workers.graders.numeric import grade
 
 PROMPTS, SAMPLES, MAX_TOKENS = 16, 8, 24
