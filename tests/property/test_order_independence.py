@@ -1,0 +1,88 @@
+"""One seed, one result: no completion order, width, slot count or latency changes what is counted, kept or trained."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.advantage import AdvantageRule
+from engine.core.dispatcher import Launch
+from engine.core.futility import Threshold
+from engine.core.policy import Policy
+from engine.core.staleness import Bound
+from engine.core.strategy import Strategy
+from engine.strategies import Balance, Estimate, Fixed, GiveUp, Gvm, Knapsack, Pilot, Positives, Raft, Rounds, Vip
+from tests.support.event_driver import Driver, Law, bernoulli
+
+NUM_PROMPTS = 40
+FOREVER = Bound(1_000_000, 8)
+STRATEGIES: dict[str, Strategy] = {
+    "balance": Balance(2, 2, 16, 4),
+    "positives": Positives(2, 16, 4),
+    "rounds": Rounds(Balance(2, 2, 16, 4), 4, 4),
+    "fixed": Fixed(6, 4),
+    "raft": Raft(6, 2),
+    "giveup": GiveUp(4, 0.8, 32),
+    "pilot": Pilot(4, 8, 0.25, 0.75),
+    "estimate": Estimate(8.0, 8, 2, 16, "inverse_sqrt", 1.0, 16.0, 0),
+    "gvm": Gvm(8.0, 8, 1e-3, 2.0, 8, 16, 0),
+    "knapsack": Knapsack(8.0, 8, 2, 16, 0),
+    "vip": Vip(8.0, 8, 2, 16, 0),
+}
+Result = dict[str, tuple[list[int], list[tuple[int, float]]]]
+
+
+def in_any_order(labels: Law, order_seed: int) -> Law:
+    """The same labels and lengths; requests end in an order of its own."""
+
+    def draw(launch: Launch) -> tuple[bool, int]:
+        is_right, _ = labels(launch)
+        return is_right, random.Random(hash((launch.seed, order_seed))).randrange(1, 400)
+
+    return draw
+
+
+def results(policy: Policy, law: Law, slots: int) -> Result:
+    """Counted labels and kept (index, advantage) of every prompt."""
+    out = Driver(policy, law, slots=slots).run(NUM_PROMPTS)
+    return {
+        retirement.arm.prompt.prompt_id: (
+            [int(sample.is_right) for sample in retirement.arm.counted],
+            sorted((s.index, retirement.group.advantage(s)) for s in retirement.group.kept) if retirement.group else [],
+        )
+        for retirement in out.retirements
+    }
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@settings(max_examples=25, deadline=None)
+@given(
+    pass_rate=st.sampled_from([0.1, 0.3, 0.6, 0.9]),
+    seed=st.integers(0, 1000),
+    slots=st.integers(1, 80),
+    width=st.integers(0, 9),
+    order_seed=st.integers(0, 1000),
+)
+def test_only_the_seed_decides(name: str, pass_rate: float, seed: int, slots: int, width: int, order_seed: int) -> None:
+    strategy, labels = STRATEGIES[name], bernoulli(pass_rate)
+    one_by_one = Policy(strategy, FOREVER, seed=seed, rule=AdvantageRule(baseline="unbiased"))
+    at_once = Policy(strategy, FOREVER, seed=seed, fixed_width=width, rule=AdvantageRule(baseline="unbiased"))
+    assert results(at_once, in_any_order(labels, order_seed), slots) == results(one_by_one, labels, 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000), slots=st.integers(1, 80), width=st.integers(0, 9), order_seed=st.integers(0, 1000))
+def test_giving_up_depends_on_no_order_either(seed: int, slots: int, width: int, order_seed: int) -> None:
+    strategy, labels = STRATEGIES["balance"], bernoulli(0.15)
+    futility = Threshold(strategy, 0.5, 0.5, 2.0)
+    one_by_one = Policy(strategy, FOREVER, seed=seed, futility=futility)
+    at_once = Policy(strategy, FOREVER, seed=seed, futility=futility, fixed_width=width)
+    assert results(at_once, in_any_order(labels, order_seed), slots) == results(one_by_one, labels, 1)
+
+
+def test_completion_accounting_lets_the_order_decide() -> None:
+    strategy, labels = STRATEGIES["balance"], bernoulli(0.3)
+    policies = [Policy(strategy, FOREVER, accounting="completion", fixed_width=8) for _ in range(2)]
+    first, second = (results(policy, in_any_order(labels, seed), 40) for seed, policy in enumerate(policies))
+    assert first != second
