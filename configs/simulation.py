@@ -14,7 +14,7 @@ class Simulation(Section):
     pass_rate: float | tuple[float, ...] | str = "tiers"
     """Law of the pass rate over prompts: a number, a list (each as frequent), `tiers`, or a measured profile file."""
     prompts: int = Field(default=2000, ge=1)
-    """Prompts whose first visit is reported; the queue behind them never ends, so slots stay full to the last one."""
+    """Prompts whose first visit is reported; others follow in the queue, so that the slots stay full."""
     workers: int = Field(default=1, ge=1)
     """Generation workers."""
     slots: int = Field(default=64, ge=1)
@@ -22,8 +22,8 @@ class Simulation(Section):
     seed: int = Field(default=0, ge=0)
     """Seeds every draw: of prompt, label, length, failure and kept set."""
     learner_ratio: float = Field(default=1.2, gt=0.0, allow_inf_nan=False)
-    """The learner's rate over the generators': a step takes B / (ratio x groups that full slots finish a second
-    when nothing expires)."""
+    """The learner's rate over the generators': a step takes B / (ratio x groups that full slots finish a second, at
+    this η; measured in a warm-up)."""
     update_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Seconds from the end of a step until new samples start from its weights; generation goes on meanwhile."""
     tokens_mean: float = Field(default=64.0, gt=0.0, allow_inf_nan=False)

@@ -1,7 +1,7 @@
 """The books of a simulated run: what the first `num_prompts` prompts of the queue cost and brought.
 
-Invariants: only first visits of those prompts enter, each once, however long it takes; prompts behind them keep the
-slots full until the last of them has ended and its group is taken or dropped. So no mean is bent by visits cut off.
+Invariants: only first visits of those prompts enter, each once, however long it takes, until its group is taken or
+dropped; other prompts keep the slots full behind them. So no mean is bent by visits that are cut off.
 """
 
 from dataclasses import dataclass, field
@@ -10,6 +10,9 @@ from engine.core.arm import Arm, Prompt
 from engine.core.dispatcher import Retirement
 from engine.core.group import Group, has_signal
 from engine.simulation.law import Visit, visit_of
+
+ENOUGH = 0.99
+"""Share of the visits that must have ended before the queue may end."""
 
 
 @dataclass(slots=True)
@@ -77,6 +80,11 @@ class Books:
     def is_done(self) -> bool:
         """Whether every one of the prompts had its visit, to the end."""
         return self.num_ended >= self.num_prompts and not self.num_open_groups
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether so few of the prompts are open that no new ones are needed to keep them company."""
+        return self.num_ended >= ENOUGH * self.num_prompts
 
     def retired(self, retirement: Retirement) -> None:
         """An arm ended."""

@@ -41,6 +41,17 @@ class Speed:
     update_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Full:
+    """The run until its queue of prompts ended: what comes after only waits for the last answers."""
+
+    seconds: float
+    busy_ratio: float
+    """Share of the slots' time in use."""
+    idle_ratio: float | None
+    """Share of the learner's time, from its first step on, in which it waited for groups; None before that."""
+
+
 class Observer(Protocol):
     """Who keeps the books of a run."""
 
@@ -87,6 +98,8 @@ class Driver:
     busy_s: float = 0.0
     """Slot-seconds of requests that ended."""
     num_launched: int = 0
+    full: Full | None = None
+    """The time with a full queue, once that is over."""
     learner: Learner = field(init=False)
     _free: int = field(init=False)
     _events: list[_Event] = field(default_factory=list[_Event])
@@ -138,11 +151,6 @@ class Driver:
         self._close()
 
     @property
-    def busy_ratio(self) -> float:
-        """Share of the slots' time that was spent on requests."""
-        return self.busy_s / (self.speed.slots * self.now) if self.now else 0.0
-
-    @property
     def _is_stuck(self) -> bool:
         return not self._is_last or bool(self.dispatcher.arms)
 
@@ -176,7 +184,7 @@ class Driver:
         prompt = None if self._is_last else next(self.prompts, None)
         num_arms = len(dispatcher.arms)
         if prompt is None:
-            self._is_last = True
+            self._end_queue()
             if dispatcher.close_window():
                 self._note_skipped(len(dispatcher.arms) - num_arms)
                 return True
@@ -187,6 +195,24 @@ class Driver:
         if len(self._window) >= window:
             self._note_skipped(len(dispatcher.arms) - num_arms)
         return True
+
+    def _end_queue(self) -> None:
+        """No new prompt will come."""
+        if not self._is_last:
+            self._is_last = True
+            self._measure_full()
+
+    def _measure_full(self) -> None:
+        busy_s = self.busy_s
+        for ends_at, _, launch, _, _, tokens in self._events:
+            until = self.now if launch.arm.retired is None else self._aborted_at[launch.arm.arm_id]
+            busy_s += until - (ends_at - self._duration(tokens))
+        ratio = busy_s / (self.speed.slots * self.now) if self.now else 0.0
+        self.full = Full(self.now, ratio, self.learner.idle_ratio(self.now))
+
+    def _duration(self, tokens: int) -> float:
+        """Seconds of a request."""
+        return self.speed.latency_s + tokens / self.speed.tokens_per_s
 
     def _note_skipped(self, num_opened: int) -> None:
         """A window closed: tell which of its prompts got no arm."""
@@ -209,7 +235,7 @@ class Driver:
         self.now = ends_at
         self._free += 1
         self._num_ended += 1
-        self.busy_s += self.speed.latency_s + tokens / self.speed.tokens_per_s
+        self.busy_s += self._duration(tokens)
         if label is None:
             self.observer.lost(arm, tokens)
             retirement = self.dispatcher.fail(arm.arm_id, launch.index)
@@ -234,19 +260,20 @@ class Driver:
         del arm.in_flight[launch.index]
         if not arm.in_flight:
             del self._aborted_at[arm.arm_id]
-        elapsed_s = aborted_at - (ends_at - speed.latency_s - tokens / speed.tokens_per_s)
+        elapsed_s = aborted_at - (ends_at - self._duration(tokens))
         self.busy_s += elapsed_s
         done = int((elapsed_s - speed.latency_s) * speed.tokens_per_s)
         self.observer.lost(arm, min(tokens, max(0, done)))
 
     def _close(self) -> None:
         """The end of the run cuts what is under way."""
+        self._end_queue()
         for event in self._events:
             ends_at, _, launch, _, _, tokens = event
             if launch.arm.retired is not None:
                 self._settle(event)
             else:
-                self.busy_s += self.now - (ends_at - self.speed.latency_s - tokens / self.speed.tokens_per_s)
+                self.busy_s += self.now - (ends_at - self._duration(tokens))
         self._events.clear()
 
     def _on_published(self, now: float) -> None:

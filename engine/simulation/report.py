@@ -14,8 +14,9 @@ Value = str | int | float | dict[str, float] | None
 class Report:
     """Result of a run over the first visits of `prompts` prompts; None where nothing was there to measure.
 
-    Counts of samples, tokens and groups are those of these prompts. Ratios of time are those of the whole run, from the
-    first launch to the end of the last of these visits; the queue behind keeps the slots full until then.
+    Counts of samples, tokens and groups are those of these prompts. Other prompts follow them in the queue, so that the
+    slots stay full, until 99 % of these visits have ended; busy and idle are measured until then. The rest of the run
+    waits for the last answers: a lognormal length may be fifty times the mean.
     """
 
     strategy: str
@@ -121,8 +122,8 @@ def make_report(strategy: str, books: Books, driver: Driver, laws: Laws, wall_s:
         tokens_wasted=books.tokens_wasted,
         useful_groups=books.useful_groups,
         tokens_per_useful_group=_ratio(tokens, books.useful_groups),
-        worker_busy_ratio=driver.busy_ratio,
-        learner_idle_ratio=driver.learner.idle_ratio(driver.now),
+        worker_busy_ratio=driver.full.busy_ratio if driver.full else 0.0,
+        learner_idle_ratio=driver.full.idle_ratio if driver.full else None,
         staleness_max=books.staleness_max,
         staleness_mean=_ratio(books.staleness_sum, kept),
         groups_dropped=books.dropped_groups,

@@ -144,7 +144,7 @@ def _plot(rows: Sequence[Row], rule: Rule, folder: Path) -> Path:
                 right.plot(rates, [row.success_exact for row in chosen], style, color=f"C{colour}", label=name)
                 right.plot(rates, [row.success_rate for row in chosen], ".", color=f"C{colour}")
     left.set(xlabel="pass rate p", ylabel="samples a prompt (points: simulated, ± 3 SE)", title=f"{rule}, K = {K}")
-    right.set(xlabel="pass rate p", ylabel="probability that the exit is reached", title="the same in rounds")
+    right.set(xlabel="pass rate p", ylabel="probability that the exit is reached", title="success (in rounds the same)")
     left.legend(fontsize="small")
     right.legend(fontsize="small")
     path = folder / f"sweep_{rule}.png"

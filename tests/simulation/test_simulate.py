@@ -75,7 +75,7 @@ def test_rounds_cost_what_their_barrier_costs(pass_rate, samples) -> None:
 
 
 def test_zero_signal_bias_and_weight_are_those_of_the_exact_law() -> None:
-    overrides = f"{BALANCE_2} strategy.name=rounds sim.pass_rate=0.05 sim.prompts=2000"
+    overrides = f"{BALANCE_2} strategy.name=rounds sim.pass_rate=0.05 sim.prompts=1000"
     runs = [play(f"{overrides} sim.seed={seed}") for seed in range(8)]
     for values, exact in (
         ([run.zero_signal_rate for run in runs], 0.1937),

@@ -16,6 +16,7 @@ from engine.core.staleness import Bound
 from engine.simulation.books import Books
 from engine.simulation.driver import Driver, Speed
 from engine.simulation.law import BLOCK, CHUNK, Laws, visit_of
+from engine.simulation.pace import measure_step_s
 from engine.simulation.report import make_report
 from engine.strategies import Balance, Fixed
 from tests.support.event_driver import Outcome, Recorder, prompt
@@ -134,6 +135,31 @@ def test_the_learner_is_idle_from_its_first_step_on_only() -> None:
     # Steps at 10, 20, .., 50, four seconds each; the run ends with the last at 54.
     assert driver.now == 54.0
     assert driver.learner.idle_ratio(54.0) == pytest.approx(1.0 - 20.0 / 44.0)
+
+
+@pytest.mark.parametrize(("slots", "batch"), [(64, 16), (640, 160), (6400, 1600)])
+def test_a_step_takes_what_its_groups_cost_the_slots_over_the_ratio(slots, batch) -> None:
+    def laws_for(seed: int) -> Laws:
+        return laws(0.5, seed=seed, tokens_mean=10.0, tokens_sigma=0.0, learner_ratio=1.25)
+
+    policy = Policy(Fixed(4, 4), Bound(1_000_000, batch), unresolved="keep")
+    # A group costs four samples of 10 tokens and 2 s; ten slots for each group of a step.
+    step_s = measure_step_s(policy, Speed(slots, latency_s=2.0), laws_for)
+    assert step_s == pytest.approx(batch * 4 * 12.0 / (1.25 * slots), rel=0.02)
+
+
+def test_a_strategy_without_groups_has_a_learner_without_steps() -> None:
+    policy = Policy(Balance(2, 2, 4, 4), FOREVER)
+    assert measure_step_s(policy, Speed(), lambda seed: laws(0.0, seed=seed)) == 0.0
+
+
+def test_busy_and_idle_are_measured_while_the_queue_is_full_not_while_the_last_answer_is_awaited() -> None:
+    policy = Policy(Fixed(2, 2), FOREVER)
+    driver, _ = scripted("++", [10, 90], policy, Speed(slots=2), num_prompts=1)
+    # The queue ends at 10 s, when a slot is free and no prompt is left; until then both slots were in use.
+    assert driver.now == 90.0
+    assert (driver.full.seconds, driver.full.busy_ratio) == (10.0, 1.0)
+    assert driver.busy_s == 100.0
 
 
 def test_a_run_that_cannot_go_on_says_so() -> None:
