@@ -75,7 +75,7 @@ def _simulated_rows(source: str) -> list[PromptRow]:
 def _raw_rows(source: str) -> Iterator[tuple[_Place, _Columns]]:
     path = Path(source)
     if path.suffix == ".jsonl":
-        return _jsonl_rows(path)
+        return jsonl_rows(path)
     if path.suffix == ".parquet":
         return _parquet_rows(path)
     if path.is_file():
@@ -83,7 +83,12 @@ def _raw_rows(source: str) -> Iterator[tuple[_Place, _Columns]]:
     return _hub_rows(source)
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[_Place, _Columns]]:
+def jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """(file:line, row) of a JSON lines file; blank lines are passed over.
+
+    Raises:
+        DataError: the file cannot be read, or a line is no JSON object.
+    """
     try:
         # Binary lines end at \n only; text mode would also have to decode the whole file before the first bad line.
         with path.open("rb") as file:

@@ -8,7 +8,6 @@ A profile is JSON lines or CSV (with a header line), one prompt a row: `prompt_i
 """
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import cast
 
 from engine.core.errors import DataError
 from engine.core.prior import Prior, of_rates, tiers
+from engine.datasets import jsonl_rows
 
 _Row = tuple[str, Mapping[str, object]]
 """("profile.jsonl:12", columns)."""
@@ -55,7 +55,7 @@ def load_profile(path: str | Path) -> dict[str, float]:
         raise DataError(f"law of pass rates must be tiers, numbers, or a .jsonl or .csv profile, got {str(path)!r}")
     profile: dict[str, float] = {}
     try:
-        for place, columns in _jsonl_rows(path) if path.suffix == ".jsonl" else _csv_rows(path):
+        for place, columns in jsonl_rows(path) if path.suffix == ".jsonl" else _csv_rows(path):
             prompt_id = columns.get("prompt_id")
             if prompt_id is None or prompt_id == "" or not isinstance(prompt_id, str | int):
                 raise DataError(f"{place}: prompt_id must be text, got {prompt_id!r:.60}")
@@ -75,21 +75,6 @@ def _numbers(text: str) -> list[float] | None:
         return [float(part) for part in text.strip().removeprefix("[").removesuffix("]").split(",")]
     except ValueError:
         return None
-
-
-def _jsonl_rows(path: Path) -> Iterator[_Row]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.isspace():
-                continue
-            place = f"{path}:{number}"
-            try:
-                row = json.loads(line.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as exc:
-                raise DataError(f"{place}: not JSON: {exc}") from exc
-            if not isinstance(row, dict):
-                raise DataError(f"{place}: a row must be a JSON object, got {type(row).__name__}")
-            yield place, cast("Mapping[str, object]", row)
 
 
 def _csv_rows(path: Path) -> Iterator[_Row]:
