@@ -20,9 +20,11 @@ from engine.simulation import Report, simulate
 PRESET = Path("configs/sim.toml")
 STALENESS = (1, 2, 4, 8)
 SLOTS = (16, 64, 256)
+DEFAULT = "default"
 WAYS = {
-    "need + deadline": ["strategy.name=balance"],
-    "need": ["strategy.name=balance", "strategy.raise_by_deadline=false"],
+    DEFAULT: ["strategy.name=balance"],
+    "need + deadline": ["strategy.name=balance", "strategy.futility=none"],
+    "need": ["strategy.name=balance", "strategy.futility=none", "strategy.raise_by_deadline=false"],
     "rounds of 8": ["strategy.name=rounds"],
     "futility = threshold": ["strategy.name=balance", "strategy.futility=threshold"],
 }
@@ -83,14 +85,14 @@ def draw(points: list[Point], path: Path) -> None:
         cost.plot([p.eta for p in own], [p.samples_per_group for p in own], marker="o", label=way)
         age.plot([p.eta for p in own], [p.age for p in own], marker="o", label=way)
     for slots in SLOTS:
-        own = [point for point in points if point.way == "need + deadline" and point.slots == slots]
+        own = [point for point in points if point.way == DEFAULT and point.slots == slots]
         ratio.plot(
             [p.eta for p in own], [p.samples_per_group for p in own], marker="o", label=f"{slots / 16:g} slots a group"
         )
     for axes, title in (
         (cost, "samples a useful group, 64 slots, B = 16"),
         (age, "mean age of kept samples, versions"),
-        (ratio, "samples a useful group, need + deadline"),
+        (ratio, "samples a useful group, default"),
     ):
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("staleness.max (η)")
@@ -109,7 +111,7 @@ def main() -> int:
     options = parser.parse_args()
     points: list[Point] = []
     for way in WAYS:
-        for slots in SLOTS if way == "need + deadline" else (64,):
+        for slots in SLOTS if way == DEFAULT else (64,):
             for eta in STALENESS:
                 points.append(play(way, slots, eta, options.prompts))
                 sys.stdout.write(f"{points[-1]}\n")

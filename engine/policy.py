@@ -74,13 +74,16 @@ def advantage_rule(config: Advantage, strategy: str) -> AdvantageRule:
 
 
 def _futility(config: Config, strategy: Strategy) -> Futility | None:
-    own = config.futility
-    if config.strategy.futility == "none":
+    own, name = config.futility, config.strategy.futility
+    if name == "auto":
+        name = "expired" if config.strategy.name in ("balance", "positives") and not config.stages else "none"
+    if name == "none":
         return None
     if config.stages:
-        raise ConfigError("strategy.futility must be none with [[stages]]: its table belongs to one exit rule")
-    if config.strategy.futility == "threshold":
-        return Threshold(strategy, own.p_success, own.prior_right, own.prior_wrong)
+        raise ConfigError("strategy.futility must be none or auto with [[stages]]: its table belongs to one exit rule")
+    if name != "optimal":
+        needs_expiry = name == "expired"
+        return Threshold(strategy, own.p_success, own.prior_right, own.prior_wrong, needs_expiry)
     try:
         return solve(strategy, load_law(own.prior)).table
     except ValueError as exc:

@@ -40,12 +40,17 @@ class Threshold:
     """α > 0."""
     prior_wrong: float
     """β > 0."""
+    needs_expiry: bool = False
+    """`strategy.futility = "expired"`: ask only where a sample of this visit expired. Such an arm has lost what it paid
+    for and would pay again under the same clock; without expiry nothing changes."""
     _known: dict[tuple[int, int, int], bool] = field(default_factory=dict[tuple[int, int, int], bool])
     """(right, wrong, budget) -> decision, of arms without a past and without expired samples."""
 
     def stops(self, counts: Counts, past: Past) -> bool:
         """Whether an arm that would go on stops here."""
         has_expired = counts.fresh_right + counts.fresh_wrong < counts.total
+        if self.needs_expiry and not has_expired:
+            return False
         if has_expired or past.total > 0.0:
             return self._decide(counts, past)
         key = (counts.right, counts.wrong, counts.budget)

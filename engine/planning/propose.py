@@ -73,6 +73,7 @@ class Plan:
             f"strategy.n_max={own.n_max}",
             f"strategy.group_size={own.group_size}",
             f"strategy.width={own.width}",
+            f"strategy.futility={own.futility}",
             f"staleness.max={chosen.max_staleness}",
             f"learner.groups_per_step={self.question.groups_per_step}",
             f"worker.count={chosen.split.workers}",

@@ -111,6 +111,15 @@ def test_an_expired_sample_tells_of_p_but_is_missing_again() -> None:
     assert rule.stops(counts(1, 25), EMPTY)
 
 
+def test_where_it_needs_expiry_only_arms_that_lost_a_sample_are_stopped() -> None:
+    rule = Threshold(BALANCE, 0.2, 0.5, 2.0, needs_expiry=True)
+    assert not any(rule.stops(counts(0, wrong), EMPTY) for wrong in range(32))
+    assert not rule.stops(counts(0, 28), Past(0.0, 50.0, 3))
+    lost_its_right_one = Counts(0, 24, 1, 27, 32)
+    assert rule.stops(lost_its_right_one, EMPTY)
+    assert not rule.stops(Counts(1, 1, 2, 2, 32), EMPTY)
+
+
 def test_no_probability_is_below_zero_and_a_strategy_without_an_exit_is_not_stopped() -> None:
     assert not Threshold(BALANCE, 0.0, 0.5, 2.0).stops(counts(0, 31), EMPTY)
     assert not Threshold(Fixed(32, 32), 1.0, 0.5, 2.0).stops(counts(0, 31), EMPTY)
