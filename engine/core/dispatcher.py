@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.core.arm import Arm, Prompt, Reason, Sample
+from engine.core.errors import RunError
 from engine.core.group import Group, has_signal, refresh, seal
 from engine.core.past import History
 from engine.core.policy import Policy
@@ -56,6 +57,11 @@ class Retirement:
     expired_right: int
     """Right samples that counted but were too old to be kept."""
     expired_wrong: int
+
+
+def _named(arm: Arm | None, error: RunError) -> RunError:
+    """The failure of an arm's strategy, with the arm."""
+    return error if arm is None else RunError(f"arm {arm.arm_id}, prompt {arm.prompt.prompt_id}: {error}")
 
 
 @dataclass(slots=True)
@@ -151,7 +157,10 @@ class Dispatcher:
         hungry = self._hungry
         while hungry:
             arm = self.arms.get(hungry[0])
-            lacking = 0 if arm is None else self._lacking(arm, cutoff)
+            try:
+                lacking = 0 if arm is None else self._lacking(arm, cutoff)
+            except RunError as exc:
+                raise _named(arm, exc) from exc
             if lacking <= 1:  # nothing is left to ask for after this one
                 self._queued.discard(heapq.heappop(hungry))
             if arm is not None and lacking > 0:
@@ -169,9 +178,20 @@ class Dispatcher:
         return arm is not None and arm.in_flight.get(index, -1) == retry
 
     def score(self, arm_id: int, sample: Sample) -> Retirement | None:
-        """A launch was scored; returns the retirement it caused."""
-        arm, cutoff = self.arms[arm_id], self.cutoff
+        """A launch was scored; returns the retirement it caused.
+
+        Raises:
+            RunError: the strategy failed; the text names the arm and its prompt.
+        """
+        arm = self.arms[arm_id]
         arm.score(sample)
+        try:
+            return self._count(arm, self.cutoff)
+        except RunError as exc:
+            raise _named(arm, exc) from exc
+
+    def _count(self, arm: Arm, cutoff: int) -> Retirement | None:
+        """Count what is next in launch order, and ask the strategy after each sample."""
         futility = self.policy.futility
         while (taken := arm.take_next()) is not None:
             if taken.min_version not in arm.versions:

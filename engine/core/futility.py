@@ -46,9 +46,13 @@ class Threshold:
     _known: dict[tuple[int, int, int], bool] = field(default_factory=dict[tuple[int, int, int], bool])
     """(right, wrong, budget) -> decision, of arms without a past and without expired samples."""
 
+    def may_stop(self, counts: Counts) -> bool:
+        """Always, or only where a sample expired."""
+        return not self.needs_expiry or counts.fresh_right + counts.fresh_wrong < counts.right + counts.wrong
+
     def stops(self, counts: Counts, past: Past) -> bool:
         """Whether an arm that would go on stops here."""
-        has_expired = counts.fresh_right + counts.fresh_wrong < counts.total
+        has_expired = counts.fresh_right + counts.fresh_wrong < counts.right + counts.wrong
         if self.needs_expiry and not has_expired:
             return False
         if has_expired or past.total > 0.0:
@@ -108,6 +112,10 @@ class OptimalTable:
     """Samples of a useful group at the optimum, over first visits."""
     bits: bytes
     """Bit place(past)·n_max(n_max + 1)/2 + place(state), the highest of its byte first; 1 = stop."""
+
+    def may_stop(self, counts: Counts) -> bool:
+        """Within the budget that the table knows."""
+        return counts.total < self.n_max
 
     def stops(self, counts: Counts, past: Past) -> bool:
         """Whether an arm that would go on stops here."""

@@ -19,6 +19,10 @@ soon."""
 class Futility(Protocol):
     """Which arms are not worth the rest of their samples."""
 
+    def may_stop(self, counts: Counts) -> bool:
+        """Whether an arm could stop at these counts or, while nothing more expires, at later ones; cheap."""
+        ...
+
     def stops(self, counts: Counts, past: Past) -> bool:
         """Whether an arm that would go on stops here."""
         ...

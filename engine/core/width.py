@@ -43,7 +43,7 @@ def width(arm: Arm, oldest_fresh: int, pace: Pace, futility: Futility | None = N
     # At least 1: when fewer groups are ahead, expired samples are fresh again, and an exit that is only tested at the
     # next counted sample may hold already.
     wanted = max(1, strategy.need(counts))
-    if futility is not None:
+    if wanted > 1 and futility is not None and futility.may_stop(counts):
         wanted = _sure(arm, counts, wanted, futility)
     if pace.is_known:
         right, wrong = strategy.missing(counts)

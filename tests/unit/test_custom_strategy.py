@@ -1,6 +1,7 @@
 """A user's own strategy: loaded by name, made from its section, and never able to mislead the dispatcher."""
 
 import itertools
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -248,7 +249,9 @@ def test_a_whole_run_ends_with_the_name_of_the_strategy_that_failed(write, tmp_p
         whole_run(name, tmp_path / "run").run()
     cause = first_cause(caught.value)
     assert isinstance(cause, RunError)
-    assert str(cause).startswith(f"strategy {name}: verdict raised AttributeError")
+    assert re.match(
+        rf"arm \d+, prompt simulated-\d+: strategy {re.escape(name)}: verdict raised AttributeError", str(cause)
+    )
     assert "an arm with" in str(cause)
 
 

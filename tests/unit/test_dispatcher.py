@@ -1,9 +1,15 @@
 """The dispatcher: oldest arm first, width by need, the bound, back-pressure, failures."""
 
+from dataclasses import dataclass
+
+import pytest
+
 from engine.core.arm import Sample
 from engine.core.dispatcher import Dispatcher
+from engine.core.errors import RunError
 from engine.core.policy import Policy
 from engine.core.staleness import Bound
+from engine.core.strategy import Counts, Verdict
 from engine.strategies import Balance, Fixed, Positives
 from tests.support.event_driver import Driver, bernoulli, prompt
 
@@ -178,3 +184,31 @@ def test_expired_samples_make_an_arm_hungry_again() -> None:
     dispatcher.step_done(2, 0)
     dispatcher.generation_version = 2
     assert launches(dispatcher) == [(0, 5), (0, 6), (0, 7)]
+
+
+@dataclass(frozen=True)
+class Failing(Balance):
+    """Fails when it is asked for a verdict, or for the need after some samples."""
+
+    fails_in: str = "verdict"
+
+    def verdict(self, counts: Counts) -> Verdict:
+        if self.fails_in == "verdict":
+            raise RunError("strategy failing: verdict raised")
+        return "continue"
+
+    def need(self, counts: Counts) -> int:
+        if self.fails_in == "need" and counts.total:
+            raise RunError("strategy failing: need raised")
+        return 1
+
+
+@pytest.mark.parametrize("member", ["verdict", "need"])
+def test_a_failing_strategy_is_reported_with_its_arm_and_prompt(member: str) -> None:
+    dispatcher = new(Failing(2, 2, 32, 4, fails_in=member))
+    for number in range(2):
+        dispatcher.admit(prompt(number))
+    assert launches(dispatcher) == [(0, 0), (1, 0)]
+    with pytest.raises(RunError, match=f"^arm 1, prompt p1: strategy failing: {member} raised"):  # noqa: PT012
+        score(dispatcher, 1, 0, is_right=True)
+        dispatcher.next_launch()
