@@ -4,12 +4,21 @@ from pydantic import Field
 
 from configs.base import Section
 
+UNBOUNDED = 1_000_000
+"""A `staleness.max` from here on bounds no run."""
+
 
 class Staleness(Section):
     """The hard bound on how old a trained token may be."""
 
     max: int = Field(default=2, ge=0)
-    """η: learner's version at the gradient minus a token's version, at most. 0 = strictly on-policy."""
+    """η: learner's version at the gradient minus a token's version, at most. 0 = strictly on-policy;
+    1000000 = no bound."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether samples can grow too old at all."""
+        return self.max < UNBOUNDED
 
 
 class Sampling(Section):

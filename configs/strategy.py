@@ -48,8 +48,8 @@ class Strategy(Section):
     (biased to short answers)."""
     futility: Literal["auto", "none", "expired", "threshold", "optimal"] = "auto"
     """Stop arms that are not worth the rest ([futility]): by a posterior threshold, by the optimal table, or
-    (`expired`) by the threshold only where samples expired, so that the law without expiry stays that of the exit.
-    `auto`: expired for balance and positives, none for the others and with stages."""
+    (`expired`) by the threshold only where samples expired. `auto`: threshold for balance and positives under a bound
+    on staleness; none without one (then the law is that of the exit alone), for the others and with stages."""
     unresolved: Literal["auto", "drop", "keep", "shrink", "requeue", "defer"] = "auto"
     """Arms without signal at their budget's end: replaced; trained at zero advantage; an empty place in the step; given
     their budget again later; visited again soon. `auto`: keep for fixed and rounds (as their authors), shrink for

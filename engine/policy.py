@@ -76,7 +76,8 @@ def advantage_rule(config: Advantage, strategy: str) -> AdvantageRule:
 def _futility(config: Config, strategy: Strategy) -> Futility | None:
     own, name = config.futility, config.strategy.futility
     if name == "auto":
-        name = "expired" if config.strategy.name in ("balance", "positives") and not config.stages else "none"
+        may_give_up = config.strategy.name in ("balance", "positives") and not config.stages
+        name = "threshold" if may_give_up and config.staleness.is_bounded else "none"
     if name == "none":
         return None
     if config.stages:

@@ -5,9 +5,11 @@ import math
 import random
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from configs.load import load_config
 from engine.core.arm import Sample
 from engine.core.dispatcher import Dispatcher
 from engine.core.futility import PAST_CAP, OptimalTable, Threshold, exit_probability
@@ -17,6 +19,7 @@ from engine.core.prior import of_rates, tiers
 from engine.core.staleness import Bound
 from engine.core.strategy import Counts
 from engine.futility_table import MAX_BUDGET, measure, solve
+from engine.policy import make_policy
 from engine.strategies import Balance, Fixed, Positives
 from engine.strategies.rounds import Rounds
 from tests.support.event_driver import prompt
@@ -271,3 +274,18 @@ def test_what_cannot_be_solved_is_refused() -> None:
         solve(BALANCE, of_rates([0.0, 1.0]))
     with pytest.raises(ValueError, match=f"n_max <= {MAX_BUDGET}, got 513"):
         solve(Balance(2, 2, 513, 4), tiers())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], True),
+        (["strategy.name=positives"], True),
+        (["staleness.max=1000000"], False),
+        (["strategy.name=fixed"], False),
+        (["strategy.futility=none"], False),
+    ],
+)
+def test_by_default_unlikely_arms_are_given_up_under_a_bound_on_staleness_only(overrides, expected):
+    futility = make_policy(load_config(Path("configs/sim.toml"), overrides)).futility
+    assert isinstance(futility, Threshold) == expected
