@@ -160,12 +160,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("docs/plots"))
     parser.add_argument("--setting", choices=("frontier", "large", "slow-learner"), default="frontier")
-    parser.add_argument("--prompts", type=int, default=0, help="visits a run; 0 = 8,000, and 40,000 for large")
+    parser.add_argument("--prompts", type=int, default=0, help="visits a run; 0 = 8,000, and 120,000 for large")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     match options.setting:
         case "large":
-            points = compare(LARGE, 64 * 256, options.prompts or 40_000)
+            points = compare(LARGE, 64 * 256, options.prompts or 120_000)
         case "slow-learner":
             points = compare(SLOW_LEARNER, 64, options.prompts or 8_000)
         case _:

@@ -5,8 +5,8 @@ coordinator's one reader). Waits for: `_changed`, set by every one of them. Prod
 Ends when `stop()` was called.
 
 Bounds: requests under way <= slots of the live workers; launching pauses while as many samples as slots wait for their
-verdict (a slow verifier slows generation, it never piles up samples); groups shipped <= credits; groups waiting <= one
-step's worth and what the open arms still seal.
+verdict (a slow verifier slows generation, it never piles up samples); groups shipped <= credits; groups waiting <=
+`Bound.max_waiting` and what the open arms still seal.
 """
 
 import asyncio

@@ -3,8 +3,8 @@
 Pure: events in, decisions out; no clock, task or message. Invariants:
 - A free slot goes to the oldest arm that is below its width; when none is, a new arm is wanted. So slots never idle
   because one prompt is slow.
-- Nothing is launched that could not be trained within the bound if it were sealed now, nor while more than one step's
-  worth of groups waits to ship (the learner is the slower side).
+- Nothing is launched that could not be trained within the bound if it were sealed now, nor while more than a step's
+  worth of groups and an eighth waits to ship (the learner is the slower side).
 - Groups ship oldest first; each is checked against the bound when sealed and when shipped.
 - Prompts are admitted in windows (of one, for most strategies) whose budgets are set together. A parked arm goes on
   before a new prompt is admitted, once `requeue_after` prompts were admitted since it was parked.
@@ -108,7 +108,7 @@ class Dispatcher:
     @property
     def may_launch(self) -> bool:
         """Whether a sample launched now can be trained, and the learner keeps up."""
-        return self.generation_version >= self.cutoff and len(self.ready) <= self.policy.bound.groups_per_step
+        return self.generation_version >= self.cutoff and len(self.ready) <= self.policy.bound.max_waiting
 
     @property
     def has_work(self) -> bool:
@@ -150,7 +150,7 @@ class Dispatcher:
     def next_launch(self) -> Launch | None:
         """The next request of an admitted arm, or None: paused, or every arm has its width in flight."""
         cutoff = self.cutoff
-        if self.generation_version < cutoff or len(self.ready) > self.policy.bound.groups_per_step:
+        if self.generation_version < cutoff or len(self.ready) > self.policy.bound.max_waiting:
             return None
         if cutoff != self._seen_cutoff:
             self._notice_cutoff(cutoff)
