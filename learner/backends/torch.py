@@ -9,6 +9,7 @@ Invariants:
 Shapes: N weights, T packed tokens, D hidden size, V vocabulary, R response tokens.
 """
 
+import copy
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from engine.wire import Float32s, Int32s, TrainGroup, TrainSample
 from learner.attention import ATTENTION_NAME
 from learner.backends.base import StepReport
 from learner.logprobs import chunked_logprobs
-from learner.losses import TokenSums, policy_loss
+from learner.objectives import TokenSums, objective_loss, token_batch
 from learner.packing import MicroBatch, Segment, fill_micro_batches, pack, split_groups
 
 logger = logging.getLogger(__name__)
@@ -57,11 +58,10 @@ class TorchBackend:
     def __init__(self, model: PreTrainedModel, config: Config, device: str = "cpu") -> None:
         self._config = config
         self._model = model.to(device).train()  # type: ignore[arg-type]  (transformers types `to` as a wrapper)
-        self._trunk = cast("nn.Module", model.base_model)
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise ModelError("the model's head must be a linear layer without bias")
-        self._head_weight = head.weight
+        self._reference = copy.deepcopy(self._model).requires_grad_(False) if config.loss.kl.weight else None
         self._device = torch.device(device)
         self._flatten()
         self._optimizer = _adamw(self._master_N, config.optimizer)
@@ -100,16 +100,25 @@ class TorchBackend:
         for segments in fill_micro_batches(split_groups(groups), self._config.learner.micro_batch_tokens):
             batch = pack(segments, self._device)
             logprobs_R, entropy_R = self._logprobs(batch, self._config.sampling.temperature)
-            loss, batch_sums = policy_loss(
-                logprobs_R, batch.behaviour_logprobs_R, batch.advantages_R, entropy_R, self._config.loss
-            )
+            tokens = token_batch(batch, logprobs_R, entropy_R, self._reference_logprobs(batch))
+            loss, batch_sums = objective_loss(tokens, self._config.loss)
             torch.autograd.backward(loss)
             sums += batch_sums
             packed_tokens += batch.num_packed_tokens
         return sums, packed_tokens
 
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        """Of the model as it was given; None without a KL penalty."""
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            return self._forward(self._reference, batch, self._config.sampling.temperature)[0]
+
     def _logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        output = self._trunk(
+        return self._forward(self._model, batch, temperature)
+
+    def _forward(self, model: PreTrainedModel, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        output = cast("nn.Module", model.base_model)(
             input_ids=batch.input_ids_T[None],
             position_ids=batch.position_ids_T[None],
             use_cache=False,
@@ -117,20 +126,21 @@ class TorchBackend:
         )
         hidden_RD = output.last_hidden_state[0].index_select(0, batch.predictors_R)
         chunk_tokens = self._config.learner.logprob_chunk_tokens
-        return chunked_logprobs(hidden_RD, self._head_weight, batch.targets_R, temperature, chunk_tokens)
+        head_weight = cast("nn.Linear", model.get_output_embeddings()).weight
+        return chunked_logprobs(hidden_RD, head_weight, batch.targets_R, temperature, chunk_tokens)
 
-    def optimizer_step(self, num_response_tokens: int) -> StepReport:
-        """Divide the gradient by `num_response_tokens`, clip it, step, and clear it."""
+    def optimizer_step(self, normaliser: float) -> StepReport:
+        """Divide the gradient by `normaliser`, clip it, step, and clear it."""
         optimizer = self._config.optimizer
         self._steps += 1
         lr = optimizer.lr * min(1.0, self._steps / max(1, optimizer.warmup_steps))
-        grad_norm = torch.linalg.vector_norm(self._grads_N).item() / max(1, num_response_tokens)
+        grad_norm = torch.linalg.vector_norm(self._grads_N).item() / max(1.0, normaliser)
         is_skipped = not np.isfinite(grad_norm)
         if is_skipped:
             logger.warning("step %s skipped: its gradient is not finite", self._steps)
         else:
             clip = min(1.0, optimizer.max_grad_norm / (grad_norm + 1e-6))
-            self._grads_N.mul_(clip / max(1, num_response_tokens))
+            self._grads_N.mul_(clip / max(1.0, normaliser))
             self._master_N.grad = self._grads_N
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
