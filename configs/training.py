@@ -45,19 +45,6 @@ class Optimizer(Section):
     """Global gradient norm is clipped here."""
 
 
-class Loss(Section):
-    """PPO-clip, global token-mean."""
-
-    clip_low: float = Field(default=0.2, gt=0.0, lt=1.0)
-    """ε_low: the ratio is clipped at 1 - ε_low."""
-    clip_high: float = Field(default=0.28, gt=0.0)
-    """ε_high: the ratio is clipped at 1 + ε_high."""
-    dual_clip: float = Field(default=10.0, gt=1.0)
-    """c: for negative advantages the objective is bounded below by c·A."""
-    entropy_weight: float = Field(default=1e-4, ge=0.0)
-    """Weight of the entropy bonus."""
-
-
 class Weights(Section):
     """How new weights reach the workers, and when an update counts as right."""
 

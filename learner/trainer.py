@@ -23,7 +23,7 @@ from configs.root import Config
 from engine.wire import Canary, Int32s, Manifest, TrainGroup
 from learner.backends.torch import TorchBackend
 from learner.checkpoint import save_checkpoint
-from learner.losses import TokenSums
+from learner.objectives import TokenSums
 from learner.policy import load_policy
 from learner.publish import SegmentPublisher
 
@@ -111,7 +111,7 @@ class TorchTrainer:
         if not sums.tokens:
             # Adam moves weights on a zero gradient too (momentum, decay). Nothing was measured, so no means are sent.
             return {"tokens_trained": 0.0, "tokens_packed": 0.0, "skipped": 1.0} | memory
-        report = self._backend.optimizer_step(sums.tokens)
+        report = self._backend.optimizer_step(sums.normaliser)
         return (
             sums.means()
             | memory

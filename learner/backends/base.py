@@ -1,7 +1,7 @@
 """What a training backend offers: gradients, optimizer steps, weights by name. One implementation a library.
 
-Invariants: gradients are unnormalised sums until `optimizer_step` divides them by the step's response tokens; weights
-change only there, and all at once.
+Invariants: gradients are unnormalised sums until `optimizer_step` divides them by the step's normaliser; weights change
+only there, and all at once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.wire import Float32s, Int32s, TrainGroup
-from learner.losses import TokenSums
+from learner.objectives import TokenSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class StepReport:
     """What an optimizer step did."""
 
     grad_norm: float
-    """Global norm of the token-mean gradient, before clipping."""
+    """Global norm of the divided gradient, before clipping."""
     lr: float
     is_skipped: bool
     """The gradient was not finite: the weights are as they were."""
@@ -33,8 +33,12 @@ class Backend(Protocol):
         """Add the gradient of `groups`; the sums over their tokens and how many packed tokens were computed."""
         ...
 
-    def optimizer_step(self, num_response_tokens: int) -> StepReport:
-        """Divide the gradient by `num_response_tokens`, clip it, step, and clear it."""
+    def optimizer_step(self, normaliser: float) -> StepReport:
+        """Divide the gradient by `normaliser`, clip it, step, and clear it.
+
+        Args:
+            normaliser: The step's `TokenSums.normaliser`, at least 1 (response tokens, under the default aggregation).
+        """
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:

@@ -8,6 +8,7 @@ Invariants:
 Shapes: N weights, R response tokens.
 """
 
+import copy
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,8 +22,8 @@ from configs.root import Config
 from configs.training import Optimizer
 from engine.wire import Float32s, Int32s, TrainGroup
 from learner.backends.base import StepReport
-from learner.losses import TokenSums, policy_loss
-from learner.packing import fill_micro_batches, pack, split_groups
+from learner.objectives import TokenSums, objective_loss, token_batch
+from learner.packing import MicroBatch, fill_micro_batches, pack, split_groups
 from learner.policy import Policy, sequence_logprobs
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class TorchBackend:
     def __init__(self, policy: Policy, config: Config, device: str = "cpu") -> None:
         self._config = config
         self.policy = policy.to(device).train()
+        self._reference = copy.deepcopy(self.policy).requires_grad_(False) if config.loss.kl.weight else None
         self._device = torch.device(device)
         self._flatten()
         self._optimizer = _adamw(self._master_N, config.optimizer)
@@ -72,26 +74,33 @@ class TorchBackend:
         for segments in fill_micro_batches(split_groups(groups), self._config.learner.micro_batch_tokens):
             batch = pack(segments, self._device)
             logprobs_R, entropy_R = self.policy(batch, self._config.sampling.temperature)
-            loss, batch_sums = policy_loss(
-                logprobs_R, batch.behaviour_logprobs_R, batch.advantages_R, entropy_R, self._config.loss
-            )
+            tokens = token_batch(batch, logprobs_R, entropy_R, self._reference_logprobs(batch))
+            loss, batch_sums = objective_loss(tokens, self._config.loss)
             torch.autograd.backward(loss)
             sums += batch_sums
             packed_tokens += batch.num_packed_tokens
         return sums, packed_tokens
 
-    def optimizer_step(self, num_response_tokens: int) -> StepReport:
-        """Divide the gradient by `num_response_tokens`, clip it, step, and clear it."""
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        """Of the model as it was given; None without a KL penalty."""
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            logprobs_R, _ = self._reference(batch, self._config.sampling.temperature)
+        return logprobs_R
+
+    def optimizer_step(self, normaliser: float) -> StepReport:
+        """Divide the gradient by `normaliser`, clip it, step, and clear it."""
         optimizer = self._config.optimizer
         self._steps += 1
         lr = optimizer.lr * min(1.0, self._steps / max(1, optimizer.warmup_steps))
-        grad_norm = torch.linalg.vector_norm(self._grads_N).item() / max(1, num_response_tokens)
+        grad_norm = torch.linalg.vector_norm(self._grads_N).item() / max(1.0, normaliser)
         is_skipped = not np.isfinite(grad_norm)
         if is_skipped:
             logger.warning("step %s skipped: its gradient is not finite", self._steps)
         else:
             clip = min(1.0, optimizer.max_grad_norm / (grad_norm + 1e-6))
-            self._grads_N.mul_(clip / max(1, num_response_tokens))
+            self._grads_N.mul_(clip / max(1.0, normaliser))
             self._master_N.grad = self._grads_N
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
