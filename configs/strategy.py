@@ -89,14 +89,16 @@ class Advantage(Section):
     """Baseline and weights of a group's advantages (engine/core/advantage.py)."""
 
     name: Literal[
-        "auto", "ada", "grpo", "drgrpo", "rloo", "maxrl", "raft", "signed", "anchored", "hybrid", "custom"
-    ] = "auto"
-    """`ada`: pool mean; `grpo`: kept mean, divided by std; `drgrpo`: kept mean; `rloo`: leave-one-out; `maxrl`: pool
-    mean, divided by it; `raft`: the reward itself; `signed`: rewards -1 and 1; `anchored`: mean of all attempts, group
-    sums to zero; `hybrid`: pool mean, times 1/√p; `custom`: what the keys below say; `auto`: raft for raft, signed for
-    reject, anchored for giveup, hybrid for estimate, ada for the others."""
-    baseline: Literal["pool", "kept", "leave_one_out", "unbiased", "history", "zero", "signed"] = "pool"
-    """Subtracted from the reward."""
+        "auto", "ada", "grpo", "drgrpo", "rloo", "remax", "reinforce++", "reinforce++_baseline", "maxrl", "raft",
+        "signed", "anchored", "hybrid", "custom",
+    ] = "auto"  # fmt: skip
+    """`ada`: pool mean; `grpo`: kept mean, divided by std; `drgrpo`: kept mean; `rloo`: leave-one-out; `remax`:
+    reward of a greedy response; `reinforce++`: whitened over the step; `reinforce++_baseline`: kept mean, then whitened
+    over the step; `maxrl`: pool mean, divided by it; `raft`: the reward itself; `signed`: rewards -1 and 1; `anchored`:
+    mean of all attempts, group sums to zero; `hybrid`: pool mean, times 1/√p; `custom`: what the keys below say;
+    `auto`: raft for raft, signed for reject, anchored for giveup, hybrid for estimate, ada for the others."""
+    baseline: Literal["pool", "kept", "leave_one_out", "unbiased", "history", "greedy", "zero", "signed"] = "pool"
+    """Subtracted from the reward. `greedy` draws one more response for each arm, at temperature 0."""
     divide_by_std: bool = False
     """Divide by the pool's standard deviation (ddof = 1)."""
     weight: Literal["none", "inverse_sqrt", "inverse", "maxrl"] = "none"
@@ -107,6 +109,8 @@ class Advantage(Section):
     """Added to p under 1/√p and 1/p."""
     centring: Literal["none", "anchor_pos"] = "none"
     """`anchor_pos`: scale wrong samples so that a group's advantages sum to zero."""
+    whiten: bool = False
+    """Then whiten the advantages of a step's samples together: mean 0, standard deviation 1."""
 
 
 class History(Section):

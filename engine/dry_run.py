@@ -9,14 +9,16 @@ from engine.policy import make_policy
 
 def describe_plan(config: Config, cores: CorePlan) -> str:
     """Slots, arms, B, η, what follows from them, and the whole resolved configuration."""
-    strategy = make_policy(config).strategy
+    policy = make_policy(config)
+    strategy = policy.strategy
+    greedy = " and its greedy response" if policy.rule.needs_greedy else ""
     need = strategy.need(Counts(0, 0, 0, 0, budget=strategy.n_max))
     width = config.strategy.width or need
     slots = config.worker.count * config.worker.slots
     groups = config.learner.groups_per_step
     lines = [
         f"strategy     {config.strategy.name}: at most {strategy.n_max} samples a visit, {strategy.group_size} kept",
-        f"width        {width} requests a new arm ({'fixed' if config.strategy.width else 'by need'})",
+        f"width        {width} requests a new arm{greedy} ({'fixed' if config.strategy.width else 'by need'})",
         f"slots        {config.worker.count} worker(s) x {config.worker.slots} = {slots} requests at once",
         f"arms         {max(1, slots // width)} to {slots} open at once (a nearly finished arm needs one slot)",
         f"B            {groups} groups a step, at most {groups * strategy.group_size} samples",

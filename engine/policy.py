@@ -1,5 +1,7 @@
 """From a configuration to the dispatcher's fixed choices: the one place where names become objects."""
 
+from collections.abc import Sequence
+
 from configs.load import ConfigError
 from configs.root import Config
 from configs.strategy import Advantage
@@ -17,6 +19,9 @@ PRESETS = {
     "grpo": AdvantageRule(baseline="kept", divides_by_std=True),
     "drgrpo": AdvantageRule(baseline="kept"),
     "rloo": AdvantageRule(baseline="leave_one_out"),
+    "remax": AdvantageRule(baseline="greedy"),
+    "reinforce++": AdvantageRule(baseline="zero", whiten=True),
+    "reinforce++_baseline": AdvantageRule(baseline="kept", whiten=True),
     "maxrl": AdvantageRule(weight="maxrl"),
     "raft": AdvantageRule(baseline="zero"),
     "signed": AdvantageRule(baseline="signed"),
@@ -27,18 +32,26 @@ OWN_ADVANTAGE = {"raft": "raft", "reject": "signed", "giveup": "anchored", "esti
 """What `advantage.name = "auto"` means for a strategy; `ada` for all others."""
 OWN_UNRESOLVED: dict[str, Unresolved] = {"fixed": "keep", "filter": "shrink", "rounds": "keep"}
 """What `strategy.unresolved = "auto"` means for a strategy; `drop` for all others."""
+FILTERS = ("dapo", "filter", "reject")
+"""Strategies that are `fixed` but for leaving out groups without signal."""
 
 
 def make_policy(config: Config) -> Policy:
     """What `config` says about sampling.
 
     Raises:
-        ConfigError: a user's strategy that cannot be loaded, or a futility table that cannot be solved.
+        ConfigError: a user's strategy that cannot be loaded, an advantage that makes no sense with its strategy, or a
+            futility table that cannot be solved.
         DataError: a futility prior that cannot be read.
     """
     own = config.strategy
     strategy = strategies.build(own, config)
     unresolved = OWN_UNRESOLVED.get(own.name, "drop") if own.unresolved == "auto" else own.unresolved
+    stages = tuple((stage.from_step, strategies.build(stage.strategy, config)) for stage in config.stages)
+    rule = advantage_rule(config.advantage, own.name)
+    if rule.whiten:
+        names = [own.name, *(stage.strategy.name for stage in config.stages)]
+        _check_whitening(config, list(zip(names, [strategy, *(later for _, later in stages)], strict=True)), rule)
     return Policy(
         strategy=strategy,
         bound=Bound(config.staleness.max, config.learner.groups_per_step),
@@ -48,13 +61,13 @@ def make_policy(config: Config) -> Policy:
         # A width above need would reach across the end of a round.
         raise_by_deadline=own.raise_by_deadline and own.name != "rounds",
         max_failures=config.worker.max_sample_failures,
-        rule=advantage_rule(config.advantage, own.name),
+        rule=rule,
         unresolved=unresolved,
         requeue_after=own.requeue_after,
         futility=_futility(config, strategy),
         visit_decay=config.history.visit_decay,
         version_decay=config.history.version_decay,
-        stages=tuple((stage.from_step, strategies.build(stage.strategy, config)) for stage in config.stages),
+        stages=stages,
     )
 
 
@@ -70,7 +83,40 @@ def advantage_rule(config: Advantage, strategy: str) -> AdvantageRule:
         max_weight=config.max_weight,
         epsilon=config.epsilon,
         centring=config.centring,
+        whiten=config.whiten,
     )
+
+
+def _check_whitening(config: Config, used: Sequence[tuple[str, Strategy]], rule: AdvantageRule) -> None:
+    """Refuse strategies that leave nothing to compare, or that filter what always has a signal.
+
+    Args:
+        config: The run's.
+        used: Name and strategy of the run and of its stages.
+        rule: One that whitens.
+
+    Raises:
+        ConfigError: which key, and what to use instead.
+    """
+    own, batch = config.strategy, config.learner.groups_per_step
+    what = f"advantage.name = {config.advantage.name} (whitening)"
+    for name, strategy in used:
+        if strategy.selection == "right":
+            raise ConfigError(
+                f"{what} compares right with wrong samples of a step, but {name} keeps right ones only; use fixed"
+            )
+        if batch == 1 and (strategy.group_size or strategy.n_max) == 1:
+            raise ConfigError(
+                f"{what} needs two samples a step, got learner.groups_per_step = 1 and one sample kept by {name}"
+            )
+    filters = own.name if own.name in FILTERS else ""
+    if own.unresolved not in ("auto", "keep"):
+        filters = f"strategy.unresolved = {own.unresolved}"
+    if rule.compares_prompts and filters:
+        raise ConfigError(
+            f"{what} gives every group an advantage, so {filters} would leave none out;"
+            " use fixed, or reinforce++_baseline"
+        )
 
 
 def _futility(config: Config, strategy: Strategy) -> Futility | None:

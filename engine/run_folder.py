@@ -54,9 +54,15 @@ class RunFolder:
         self._put("events", {"event": event, **fields})
 
     def arm(self, retirement: Retirement, version: int) -> None:
-        """The counted samples of a retired arm, one row of samples.jsonl each."""
+        """The counted samples of a retired arm, one row of samples.jsonl each.
+
+        An advantage that is whitened with its step's is not known yet: null, and an event `whitened` has the step's
+        mean and std. A greedy response is no sample: its arm's rows begin at index 1.
+        """
         arm, group = retirement.arm, retirement.group
-        kept = {s.index: group.advantage(s) for s in group.kept} if group else {}
+        kept: dict[int, float | None] = {}
+        if group:
+            kept = {s.index: None if group.awaits_step else group.advantage(s) for s in group.kept}
         for sample in arm.counted:
             response = sample.response
             self._put(

@@ -20,6 +20,7 @@ from engine.core.dispatcher import Dispatcher, Launch, Retirement
 from engine.core.errors import PeerLost
 from engine.core.group import Group
 from engine.core.overlong import overlong_penalty
+from engine.core.whitening import Whitening
 from engine.core.width import Pace
 from engine.fleet import Fleet
 from engine.prompt_feed import PromptFeed
@@ -79,6 +80,8 @@ class Scheduler:
     _num_scoring: int = 0
     _scoring_tokens: int = 0
     _published_at: float = 0.0
+    _whitening: Whitening | None = None
+    """Of the step that began to ship last."""
 
     def __post_init__(self) -> None:
         """Open the books."""
@@ -221,7 +224,8 @@ class Scheduler:
             raise AssertionError("a launch was made without a free slot")
         self._launched_at[key] = asyncio.get_running_loop().time()
         self.tally.samples_launched += 1
-        params = SamplingParams(sampling.max_tokens, sampling.temperature, sampling.top_p, launch.seed)
+        temperature = 0.0 if launch.is_greedy else sampling.temperature
+        params = SamplingParams(sampling.max_tokens, temperature, sampling.top_p, launch.seed)
         message = Generate(key=key, prompt_token_ids=_token_ids(arm), params=params)
         try:
             await self.ports.hub.send(worker, message)
@@ -236,8 +240,17 @@ class Scheduler:
                 continue
             group, trained_at = found
             self.credit -= 1
+            self._note_whitening(group, trained_at)
             self.ports.recorder.group("shipped")
             await self.ports.hub.send(self.learner, self._train_group(group, trained_at))
+
+    def _note_whitening(self, group: Group, trained_at: int) -> None:
+        """One event a step: what its advantages were whitened with."""
+        whitening = group.whitening
+        if whitening is not None and whitening is not self._whitening:
+            self._whitening = whitening
+            mean, std, num_samples = whitening.mean, whitening.std, whitening.num_samples
+            self.ports.folder.event("whitened", version=trained_at, mean=mean, std=std, samples=num_samples)
 
     @property
     def _wants_groups(self) -> bool:
@@ -308,7 +321,7 @@ class Scheduler:
         version = min((span.version for span in message.spans), default=self.dispatcher.generation_version)
         num_tokens = len(message.token_ids)
         sample = Sample(message.key.index, self._reward(is_right, num_tokens), is_right, version, num_tokens, message)
-        if sample.index == 0:
+        if sample.index == self.dispatcher.arms[message.key.arm].first_index:
             # The policy's pass rate: without what shaping takes off.
             self.tally.first_sample(float(is_right))
             self.ports.recorder.first_sample_reward(float(is_right))
@@ -361,7 +374,7 @@ def _token_ids(arm: Arm) -> Int32s:
 
 
 def _open_tokens(arm: Arm) -> int:
-    return sum(s.num_tokens for s in arm.counted) + sum(s.num_tokens for s in arm.uncounted())
+    return arm.num_tokens + sum(s.num_tokens for s in arm.uncounted())
 
 
 def _mean(past: float, value: float) -> float:

@@ -2,12 +2,11 @@
 
 Invariants: every token that a worker reported is settled exactly once; until then it is held (live arms, samples being
 scored, groups not trained yet). A retired arm's counted samples stay held while its group is open, because a kept
-sample may still be exchanged.
+sample may still be exchanged. A greedy response ends as counted: in its arm's statistics, never in a gradient.
 """
 
 from dataclasses import dataclass, field
 
-from engine.core.arm import Arm
 from engine.core.dispatcher import Retirement
 from engine.core.group import Group
 from engine.tally import Tally
@@ -27,7 +26,7 @@ class Settlement:
     @property
     def held_tokens(self) -> int:
         """Response tokens of open groups and the arms behind them."""
-        return sum(_counted_tokens(group.arm) for group in self.open_groups.values())
+        return sum(group.arm.num_tokens for group in self.open_groups.values())
 
     def arrived(self, worker: str, tokens: int) -> None:
         """A worker returned a sample."""
@@ -54,7 +53,7 @@ class Settlement:
         recorder.expired_samples(retirement.expired_right, "right")
         recorder.expired_samples(retirement.expired_wrong, "wrong")
         tier = tier_of(num_right, len(arm.counted))
-        recorder.arm_retired(retirement.reason, tier, len(arm.counted), _counted_tokens(arm))
+        recorder.arm_retired(retirement.reason, tier, len(arm.counted), arm.num_tokens)
         group = retirement.group
         outcome = "zero_signal" if group is not None and not group.is_useful else retirement.outcome
         recorder.group(outcome)
@@ -64,7 +63,7 @@ class Settlement:
         if group is not None:
             self.open_groups[group.group_id] = group
             return
-        self._counted(_counted_tokens(arm))
+        self._counted(arm.num_tokens)
         tally.groups_dropped += retirement.outcome in ("dropped_expired", "dropped_failed")
         if retirement.outcome == "dropped_failed":
             tally.prompts_quarantined += 1
@@ -76,7 +75,7 @@ class Settlement:
         kept = sum(s.num_tokens for s in group.kept)
         self.tally.ledger.trained += kept
         self.recorder.tokens("trained", kept)
-        self._counted(_counted_tokens(group.arm) - kept)
+        self._counted(group.arm.num_tokens - kept)
         if group.is_useful:
             self.tally.groups_useful += 1
             self.recorder.group("trained")
@@ -85,14 +84,10 @@ class Settlement:
 
     def dropped(self, group_id: int) -> None:
         """A group would have broken the bound."""
-        self._counted(_counted_tokens(self.open_groups.pop(group_id).arm))
+        self._counted(self.open_groups.pop(group_id).arm.num_tokens)
         self.tally.groups_dropped += 1
         self.recorder.group("dropped_expired")
 
     def _counted(self, tokens: int) -> None:
         self.tally.ledger.counted += tokens
         self.recorder.tokens("counted", tokens)
-
-
-def _counted_tokens(arm: Arm) -> int:
-    return sum(s.num_tokens for s in arm.counted)

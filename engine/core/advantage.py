@@ -1,6 +1,6 @@
 """Advantages of kept samples, from the statistics of their whole pool.
 
-A(r) = scale * (r - baseline of the class). Scale and baselines depend on labels only, never on content or length, so an
+A(r) = scale * (r - baseline of the class) - shift. All three depend on labels only, never on content or length, so an
 exchanged sample of the same class keeps its advantage, and E[gradient] = w(p)·∇p with w = E[ΣA+]/p - E[ΣA-]/q over the
 kept samples (engine/core/law.py; tests/unit/test_implied_weights.py has w of every rule).
 
@@ -11,10 +11,13 @@ Sources and deviations:
   the pool's (ddof = 1, as in verl), which differs from the kept samples' only when fewer are kept than sampled.
 - `leave_one_out`: RLOO, arXiv 2402.14740: r_i - mean of the others = n/(n - 1)·(r_i - r̄), over the pool.
 - `unbiased`: the stopping rule's unbiased estimate of p (engine/core/unbiased.py); prompt weights then use it as well.
+- `greedy`: ReMax, arXiv 2310.10505: r - the reward of the prompt's greedy response, which is drawn apart and never
+  trained. Deviation: the paper samples once a prompt; here all samples of an arm share its one greedy response.
 - `history`: mean of all attempts, earlier visits included, as NGU's baseline (arXiv 2609.13443); ours fade.
 - `zero`: the raw reward: RAFT, arXiv 2304.06767. `signed`: rewards as -1 and +1 without a baseline, A = 2(r - 1/2):
   Reinforce-Rej, arXiv 2504.11343 (its authors trained with ±1; with 0 and 1 wrong samples would teach nothing).
 - `anchor_pos`: NGU: A+ = 1 - b, A- = -(n+/n-)·(1 - b), so that a group's advantages sum to zero for rewards 0 and 1.
+- `whiten`: REINFORCE++, arXiv 2501.03262: mean 0 and std 1 over the step's samples (engine/core/whitening.py).
 - `inverse_sqrt`: Reinforce-Ada-Est, algorithm 1: A = (r - r̄)/√(r̄ + ε). `maxrl`: arXiv 2602.02710, centred: (r - r̄)/r̄.
 Baselines count labels, rewards may be shaped (a length penalty): then a group's mean advantage is off by the mean
 penalty. The authors' code does the same.
@@ -26,10 +29,10 @@ from typing import Literal
 
 from engine.core.past import Past
 
-Baseline = Literal["pool", "kept", "leave_one_out", "unbiased", "history", "zero", "signed"]
+Baseline = Literal["pool", "kept", "leave_one_out", "unbiased", "history", "greedy", "zero", "signed"]
 Weight = Literal["none", "inverse_sqrt", "inverse", "maxrl"]
 Centring = Literal["none", "anchor_pos"]
-_STD_EPS = 1e-6
+STD_EPS = 1e-6
 """Added to the standard deviation, as GRPO's implementations do."""
 
 
@@ -49,6 +52,8 @@ class Pool:
     """Before this visit."""
     unbiased: float = 0.0
     """The stopping rule's unbiased estimate of p; read by baseline `unbiased` only."""
+    greedy_reward: float = 0.0
+    """Reward of the greedy response; read by baseline `greedy` only."""
 
     @property
     def total(self) -> int:
@@ -74,10 +79,17 @@ class Factors:
     """Subtracted from those of wrong samples; the same, unless centring moved it."""
     scale: float
     """Multiplies both."""
+    shift: float = 0.0
+    """Subtracted last; not zero only under whitening."""
 
     def advantage(self, reward: float, *, is_right: bool) -> float:
         """Of a sample with this reward."""
-        return self.scale * (reward - (self.baseline if is_right else self.baseline_wrong))
+        return self.scale * (reward - (self.baseline if is_right else self.baseline_wrong)) - self.shift
+
+    def whitened(self, mean: float, spread: float) -> "Factors":
+        """Those of (A - mean) / spread; `spread` > 0."""
+        shift = (self.shift + mean) / spread
+        return Factors(self.baseline, self.baseline_wrong, self.scale / spread, shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,18 @@ class AdvantageRule:
     epsilon: float = 0.0
     """Added to the pass rate under 1/p and 1/√p."""
     centring: Centring = "none"
+    whiten: bool = False
+    """Whiten the advantages of a step's kept samples together."""
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether an arm draws a greedy response before its samples."""
+        return self.baseline == "greedy"
+
+    @property
+    def compares_prompts(self) -> bool:
+        """Whether rewards are compared across prompts only: then a pool without spread has a signal as well."""
+        return self.whiten and self.baseline in ("zero", "signed")
 
     def factors(self, pool: Pool) -> Factors:
         """Baselines and scale for one pool.
@@ -107,7 +131,7 @@ class AdvantageRule:
         elif self.baseline == "signed":
             scale *= 2.0
         if self.divides_by_std:
-            scale /= _std(pool.right, pool.wrong) + _STD_EPS
+            scale /= _std(pool.right, pool.wrong) + STD_EPS
         baseline_wrong = baseline
         if self.centring == "anchor_pos" and pool.kept_wrong:
             baseline_wrong = (1.0 - baseline) * pool.kept_right / pool.kept_wrong
@@ -121,6 +145,8 @@ class AdvantageRule:
                 return pool.unbiased
             case "history":
                 return (pool.past.right + pool.right) / (pool.past.total + pool.total)
+            case "greedy":
+                return pool.greedy_reward
             case "zero":
                 return 0.0
             case "signed":

@@ -5,6 +5,8 @@ Invariants:
   counts at its launch position whatever happened on the way.
 - `counted` is the longest scored prefix in launch order (under completion accounting: the samples in order of
   arrival). A sample counts once.
+- Where a greedy response is wanted (`first_index` 1) it is launch 0: nothing counts before it is scored, and it is no
+  sample: neither counted nor kept, only its reward is read.
 - An arm does not know about workers, clocks or messages.
 - Counts and need are remembered until a sample counts or expires: the dispatcher asks several times for each sample.
 """
@@ -63,6 +65,10 @@ class Arm:
     accounting: Accounting = "launch"
     past: Past = EMPTY
     """Of its prompt, when the arm was opened."""
+    first_index: int = 0
+    """Launch index of the first sample; 1 = launch 0 is a greedy response."""
+    greedy: Sample | None = None
+    """The greedy response, once scored."""
     num_requeues: int = 0
     """Times its budget was used up and given again."""
     is_parked: bool = False
@@ -111,7 +117,14 @@ class Arm:
     @property
     def num_pending(self) -> int:
         """Launched samples that do not count yet: in flight, being scored, or scored behind an open launch."""
-        return len(self.in_flight) + len(self._waiting)
+        num_launched = len(self.in_flight) + len(self._waiting)
+        return num_launched - 1 if self.first_index and 0 in self.in_flight else num_launched
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens of its counted samples and of its greedy response."""
+        num_greedy = self.greedy.num_tokens if self.greedy is not None else 0
+        return num_greedy + sum(sample.num_tokens for sample in self.counted)
 
     @property
     def num_failed_launches(self) -> int:
@@ -119,9 +132,12 @@ class Arm:
         return len(self._again)
 
     def score(self, sample: Sample) -> None:
-        """Take in a scored sample of an open launch."""
+        """Take in a scored sample of an open launch, or the scored greedy response."""
         del self.in_flight[sample.index]
-        self._waiting[sample.index] = sample
+        if sample.index < self.first_index:
+            self.greedy = sample
+        else:
+            self._waiting[sample.index] = sample
 
     def fail(self, index: int) -> int:
         """An open launch failed and will be asked again; returns how often it has failed."""
@@ -133,10 +149,10 @@ class Arm:
 
     def take_next(self) -> Sample | None:
         """Count the next sample, if there is one; exit rules are tested between two calls."""
-        waiting = self._waiting
-        if not waiting:
+        waiting, first_index = self._waiting, self.first_index
+        if not waiting or (first_index and self.greedy is None):
             return None
-        index = next(iter(waiting)) if self.accounting == "completion" else len(self.counted)
+        index = next(iter(waiting)) if self.accounting == "completion" else len(self.counted) + first_index
         sample = waiting.pop(index, None)
         if sample is not None:
             self._count(sample)

@@ -6,6 +6,9 @@ Pure: events in, decisions out; no clock, task or message. Invariants:
 - Nothing is launched that could not be trained within the bound if it were sealed now, nor while more than a step's
   worth of groups and an eighth waits to ship (the learner is the slower side).
 - Groups ship oldest first; each is checked against the bound when sealed and when shipped.
+- Where advantages are whitened a step's groups ship together: none before all that the step lacks wait and are fresh.
+  At most one step's groups wait for that, fewer than back-pressure allows, and their samples grow no older by it: the
+  learner's version stays while its step lacks groups.
 - Prompts are admitted in windows (of one, for most strategies) whose budgets are set together. A parked arm goes on
   before a new prompt is admitted, once `requeue_after` prompts were admitted since it was parked.
 - Every counted sample of a visit is recorded in its prompt's past when the visit ends, whatever ended it.
@@ -16,11 +19,12 @@ The scheduler (engine/scheduler.py) feeds it; the simulator runs it under a virt
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from engine.core.arm import Arm, Prompt, Reason, Sample
 from engine.core.errors import RunError
-from engine.core.group import Group, has_signal, refresh, seal
+from engine.core.group import Group, has_signal, refresh, seal, whiten
 from engine.core.past import History
 from engine.core.policy import Policy
 from engine.core.rng import derive
@@ -44,6 +48,11 @@ class Launch:
     def seed(self) -> int:
         """The same for every try."""
         return derive(self.arm.seed, self.index)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the arm's greedy response is asked for (temperature 0)."""
+        return self.index < self.arm.first_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,8 @@ class Dispatcher:
     """(identity of the strategy, budget) -> estimates by stopping counts; strategies live as long as the policy."""
     _num_arms: int = 0
     _num_groups: int = 0
+    _num_whitened: int = 0
+    """Groups in front of `ready` that are whitened: the rest of a step that began to ship."""
     _cutoff: int = 0
     _seen_cutoff: int = 0
 
@@ -132,6 +143,7 @@ class Dispatcher:
             if budget > 0:
                 seed = derive(self.policy.seed, self._num_arms)
                 arm = Arm(self._num_arms, prompt, seed, strategy, budget, self.policy.accounting, past)
+                arm.first_index = int(self.policy.rule.needs_greedy)
                 self.arms[arm.arm_id] = arm
                 self._queue(arm)
             self._num_arms += 1
@@ -218,16 +230,41 @@ class Dispatcher:
         return None
 
     def next_group(self) -> tuple[Group, int] | Group | None:
-        """The oldest waiting group with the version it will be trained at; a bare group = dropped, over the bound."""
+        """The oldest waiting group with the version it will be trained at; a bare group = dropped, over the bound.
+
+        None when none waits, or when advantages are whitened and the step's groups are not all there.
+        """
         if not self.ready:
             return None
-        group = self.ready.popleft()
         trained_at = self.policy.bound.trained_at(self.learner_version, self.num_shipped)
-        if not refresh(group, trained_at - self.policy.bound.max_staleness):
+        oldest_fresh = trained_at - self.policy.bound.max_staleness
+        if self.policy.rule.whiten and not self._num_whitened:
+            stale = self._whiten_step(oldest_fresh)
+            if stale is not None or not self._num_whitened:
+                return stale
+        group = self.ready.popleft()
+        self._num_whitened = max(0, self._num_whitened - 1)
+        if not refresh(group, oldest_fresh):
             self._move_cutoff()
             return group
         self.num_shipped += 1
         return group, trained_at
+
+    def _whiten_step(self, oldest_fresh: int) -> Group | None:
+        """Whiten the groups that the next step lacks once they wait; a group that is over the bound is taken out."""
+        batch = self.policy.bound.groups_per_step
+        lacking = batch - self.num_shipped % batch
+        if len(self.ready) < lacking:
+            return None
+        step = list(islice(self.ready, lacking))
+        for place, group in enumerate(step):
+            if not refresh(group, oldest_fresh):
+                del self.ready[place]
+                self._move_cutoff()
+                return group
+        whiten(step)
+        self._num_whitened = lacking
+        return None
 
     def step_done(self, version: int, num_groups: int) -> None:
         """The learner took a step with (or dropped) `num_groups` shipped groups."""
@@ -239,9 +276,11 @@ class Dispatcher:
         """Requests by which an arm is below its width."""
         if arm.num_failed_launches:
             return arm.num_failed_launches + 1  # and perhaps more: it is looked at again
-        num_pending = arm.num_pending
         if arm.is_parked:
             return 0
+        num_pending = arm.num_pending
+        if arm.num_launched < arm.first_index:
+            num_pending -= 1  # the greedy response comes on top
         if self.policy.fixed_width:
             # Waiting samples hold no slot: a fixed width counts requests, as an engine without launch order would.
             room = arm.budget - len(arm.counted) - num_pending
@@ -281,7 +320,7 @@ class Dispatcher:
         policy = self.policy
         if policy.unresolved != "requeue" or arm.num_requeues >= policy.max_requeues:
             return False
-        if has_signal(arm):
+        if has_signal(arm, self.policy.rule):
             return False
         arm.give_budget_again()
         return True
@@ -318,7 +357,7 @@ class Dispatcher:
         return Retirement(arm, reason, "sealed", group, *expired)
 
     def _without_group(self, arm: Arm) -> Outcome:
-        if has_signal(arm):
+        if has_signal(arm, self.policy.rule):
             return "dropped_expired"
         return "deferred" if self.policy.unresolved == "defer" else "zero_signal"
 

@@ -6,14 +6,15 @@ Invariants:
 - A kept sample is exchanged only for an unkept fresh one of its class, so advantages change by no more than
   the two samples' shaping (a length penalty).
 - A pool without signal makes no group, unless `Unresolved` says "keep" (its samples are trained at zero advantage, as
-  the authors' code does) or "shrink" (a group without samples takes its place in the step). Selection `right` finds
-  signal in right samples, the others in pools of both classes. Shaping is no signal: DAPO filters by verdict too, and
-  the exact laws (engine/core/law.py) count classes.
-- A pool with signal makes no group when its fresh samples do not carry it any more: leftovers of one class would pull
-  one way. Nor does any pool without a fresh sample: if filtered prompts never expired, steps would hold more of them
-  than their share.
+  the authors' code does) or "shrink" (a group without samples takes its place in the step). `has_signal` says where
+  signal is found. Shaping is no signal: DAPO filters by verdict too, and the exact laws (engine/core/law.py) count
+  classes.
+- Where groups are balanced a pool of both classes makes no group when one of them has no fresh sample left: leftovers
+  would pull one way. Nor does any pool without a fresh sample: if filtered prompts never expired, steps would hold more
+  of them than their share.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.advantage import AdvantageRule, Factors, Pool
@@ -21,6 +22,7 @@ from engine.core.arm import Arm, Sample
 from engine.core.kept import balanced
 from engine.core.policy import Unresolved
 from engine.core.rng import SplitMix, derive
+from engine.core.whitening import Whitening, measure
 
 NO_TOKENS = 1 << 62
 """Version of the oldest of no tokens: newer than any, as the minimum over nothing is."""
@@ -38,14 +40,22 @@ class Group:
     kept: list[Sample]
     factors: Factors
     num_exchanged: int = 0
+    awaits_step: bool = False
+    """Whether its advantages are still to be whitened with those of its step."""
+    compares_prompts: bool = False
+    """Whether whitening gives its samples an advantage although their own rewards may all be alike."""
+    whitening: Whitening | None = None
+    """Of its step, once put together."""
 
     def advantage(self, sample: Sample) -> float:
-        """By the run's rule, from the pool's statistics."""
+        """By the run's rule, from the pool's statistics; before whitening while `awaits_step`."""
         return self.factors.advantage(sample.reward, is_right=sample.is_right)
 
     @property
     def is_useful(self) -> bool:
         """Whether a kept sample has an advantage, that is whether the group adds to the gradient."""
+        if self.awaits_step and self.compares_prompts:
+            return bool(self.kept)
         return any(self.advantage(sample) != 0.0 for sample in self.kept)
 
     @property
@@ -72,7 +82,7 @@ def seal(
         unresolved: What becomes of a pool without signal; only `keep` and `shrink` make a group of it.
         estimate: The stopping rule's unbiased estimate of p (baseline `unbiased`).
     """
-    is_signal = has_signal(arm)
+    is_signal = has_signal(arm, rule)
     if not is_signal and unresolved not in ("keep", "shrink"):
         return None
     order = [s for s in arm.counted if s.min_version >= oldest_fresh]
@@ -82,11 +92,12 @@ def seal(
         return Group(group_id, arm, [], _NO_ADVANTAGE)
     order = SplitMix(derive(arm.seed, _KEEP_STREAM)).shuffled(order)
     kept = _select(arm, order)
-    lost_a_class = arm.strategy.selection == "balanced" and len({s.is_right for s in kept}) < 2
+    had_both = 0 < arm.num_right < len(arm.counted)
+    lost_a_class = had_both and arm.strategy.selection == "balanced" and len({s.is_right for s in kept}) < 2
     if not kept or (is_signal and lost_a_class):
         return None
     factors = rule.factors(_pool(arm, kept, estimate)) if is_signal else _NO_ADVANTAGE
-    return Group(group_id, arm, kept, factors)
+    return Group(group_id, arm, kept, factors, awaits_step=rule.whiten, compares_prompts=rule.compares_prompts)
 
 
 def _select(arm: Arm, order: list[Sample]) -> list[Sample]:
@@ -103,12 +114,25 @@ def _select(arm: Arm, order: list[Sample]) -> list[Sample]:
 
 def _pool(arm: Arm, kept: list[Sample], estimate: float) -> Pool:
     right, kept_right = arm.num_right, sum(s.is_right for s in kept)
-    return Pool(right, len(arm.counted) - right, kept_right, len(kept) - kept_right, arm.past, estimate)
+    greedy_reward = arm.greedy.reward if arm.greedy is not None else 0.0
+    wrong, kept_wrong = len(arm.counted) - right, len(kept) - kept_right
+    return Pool(right, wrong, kept_right, kept_wrong, arm.past, estimate, greedy_reward)
 
 
-def has_signal(arm: Arm) -> bool:
-    """Whether the counted samples can carry a gradient at all."""
-    return arm.num_right > 0 if arm.strategy.selection == "right" else has_spread(arm)
+def has_signal(arm: Arm, rule: AdvantageRule) -> bool:
+    """Whether the counted samples can carry a gradient at all.
+
+    Against a greedy response: whether a sample that may be kept has an advantage. Where right samples only are kept:
+    whether there is one. Where rewards are compared across prompts only: always. Else: whether rewards differ.
+    """
+    is_right_only = arm.strategy.selection == "right"
+    if rule.needs_greedy:
+        factors = rule.factors(_pool(arm, arm.counted, 0.0))
+        trainable = (s for s in arm.counted if s.is_right or not is_right_only)
+        return any(factors.advantage(s.reward, is_right=s.is_right) != 0.0 for s in trainable)
+    if is_right_only:
+        return arm.num_right > 0
+    return rule.compares_prompts or has_spread(arm)
 
 
 def has_spread(arm: Arm) -> bool:
@@ -122,6 +146,15 @@ def _balanced(order: list[Sample], size: int) -> list[Sample]:
     wrong = [s for s in order if not s.is_right]
     num_right, num_wrong = balanced(size, len(right), len(wrong))
     return right[:num_right] + wrong[:num_wrong]
+
+
+def whiten(step: Sequence[Group]) -> Whitening:
+    """Whiten the advantages of all groups of an optimizer step together, once (engine/core/whitening.py)."""
+    whitening = measure([group.advantage(sample) for group in step for sample in group.kept])
+    for group in step:
+        group.factors = group.factors.whitened(whitening.mean, whitening.spread)
+        group.awaits_step, group.whitening = False, whitening
+    return whitening
 
 
 def refresh(group: Group, oldest_fresh: int) -> bool:

@@ -73,7 +73,10 @@ class Law:
         return self.mean(lambda stop: stop.right / stop.total)
 
     def has_signal(self, stop: Stop) -> bool:
-        """Whether these counts can carry a gradient, for 0/1 rewards (as engine/core/group.py decides it)."""
+        """Whether these counts alone can carry a gradient, for 0/1 rewards.
+
+        engine/core/group.py decides it for arms; it also knows greedy responses and rewards of other prompts.
+        """
         return stop.right > 0 and (stop.wrong > 0 or self.strategy.selection == "right")
 
 
@@ -104,37 +107,49 @@ def exact_law(strategy: Strategy, pass_rate: float, budget: int, gives_up: Gives
     return Law(strategy, budget, pass_rate, tuple(stops), gives_up)
 
 
-def implied_weight(law: Law, rule: AdvantageRule, past: Past = EMPTY) -> float:
+def implied_weight(law: Law, rule: AdvantageRule, past: Past = EMPTY, greedy_rate: float = 0.5) -> float:
     """The prompt weight w in E[gradient of a visit] = w·∇p, for a group's mean over its kept samples.
 
     With S the score function, E[S | right] = ∇p/p and E[S | wrong] = -∇p/q, and advantages that depend on labels only:
     w = E[ΣA+ / n]/p - E[ΣA- / n]/q, n the kept samples, ΣA+ and ΣA- over the kept right and wrong ones, rewards 0 and 1
     (w = 1 for plain REINFORCE with the true mean as baseline, 1/p for the gradient of log p). Visits without a group
     count as zero, whether dropped or trained at zero advantage. Own derivation, after the policy gradient theorem.
+    Against a greedy response w is the mean over its two rewards; where labels do not decide T it is the same for both.
 
     Args:
         law: Its pass rate must lie inside (0, 1).
         rule: Makes the advantages.
         past: The prompt's, for baseline `history`.
+        greedy_rate: P(the greedy response is right), in [0, 1], for baseline `greedy`.
 
     Raises:
-        ValueError: p is 0 or 1: there ∇p/p or ∇p/q does not exist.
+        ValueError: p is 0 or 1: there ∇p/p or ∇p/q does not exist. Or the rule whitens: then w depends on the other
+            prompts of the step as well.
     """
+    if rule.whiten:
+        raise ValueError(
+            "a whitened advantage has no implied weight of its own: it depends on the step's other prompts"
+        )
     rate = law.pass_rate
     if not 0.0 < rate < 1.0:
         raise ValueError(f"pass_rate must be inside (0, 1) for an implied weight, got {rate}")
     estimates = unbiased_table(law.strategy, law.budget, law.gives_up) if rule.baseline == "unbiased" else {}
+    greedy = [(0.0, 1.0 - greedy_rate), (1.0, greedy_rate)] if rule.needs_greedy else [(0.0, 1.0)]
     terms: list[float] = []
     for stop in law.stops:
-        if stop.verdict == "futile" or not law.has_signal(stop):
+        if stop.verdict == "futile" or not (rule.needs_greedy or law.has_signal(stop)):
             continue
         estimate = estimates.get((stop.right, stop.wrong), 0.0)
         for kept_right, kept_wrong, share in kept_law(law.strategy, stop.right, stop.wrong):
-            if law.strategy.selection == "balanced" and not (kept_right and kept_wrong):
+            num_kept = kept_right + kept_wrong
+            lost_a_class = law.strategy.selection == "balanced" and not (kept_right and kept_wrong)
+            if not num_kept or (lost_a_class and stop.right and stop.wrong):
                 continue
-            factors = rule.factors(Pool(stop.right, stop.wrong, kept_right, kept_wrong, past, estimate))
-            right_sum = kept_right * factors.advantage(1.0, is_right=True)
-            wrong_sum = kept_wrong * factors.advantage(0.0, is_right=False)
-            each = stop.probability * share / (kept_right + kept_wrong)
-            terms.append(each * (right_sum / rate - wrong_sum / (1.0 - rate)))
+            for reward, chance in greedy:
+                pool = Pool(stop.right, stop.wrong, kept_right, kept_wrong, past, estimate, reward)
+                factors = rule.factors(pool)
+                right_sum = kept_right * factors.advantage(1.0, is_right=True)
+                wrong_sum = kept_wrong * factors.advantage(0.0, is_right=False)
+                each = chance * stop.probability * share / num_kept
+                terms.append(each * (right_sum / rate - wrong_sum / (1.0 - rate)))
     return math.fsum(terms)

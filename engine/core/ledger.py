@@ -15,7 +15,7 @@ class TokenLedger:
     trained: int = 0
     """In a gradient."""
     counted: int = 0
-    """In an arm's statistics, but in no gradient."""
+    """In an arm's statistics, but in no gradient; greedy responses too."""
     aborted: int = 0
     """Launched beyond the stopping sample, or left over at the end of the run."""
     failed: int = 0

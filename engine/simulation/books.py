@@ -6,6 +6,7 @@ dropped; other prompts keep the slots full behind them. So no mean is bent by vi
 
 from dataclasses import dataclass, field
 
+from engine.core.advantage import AdvantageRule
 from engine.core.arm import Arm, Prompt
 from engine.core.dispatcher import Retirement
 from engine.core.group import Group, has_signal
@@ -43,6 +44,8 @@ class Books:
     """An `Observer` that counts."""
 
     num_prompts: int
+    rule: AdvantageRule = field(default_factory=AdvantageRule)
+    """Of the run: it says which pools have a signal."""
     num_ended: int = 0
     """First visits that ended, skipped prompts included."""
     num_open_groups: int = 0
@@ -50,9 +53,12 @@ class Books:
     counted: int = 0
     counted_squared: int = 0
     """Sum of squares, a visit a term."""
+    greedy: int = 0
+    """Greedy responses: they cost, but never count."""
     wasted: int = 0
     """Samples that never counted: aborted, failed, or scored behind the stopping sample."""
     tokens_counted: int = 0
+    """Of counted samples and greedy responses."""
     tokens_wasted: int = 0
     solved: int = 0
     zero_signal: int = 0
@@ -95,7 +101,7 @@ class Books:
         self.num_ended += 1
         self._count(arm, visit)
         self.solved += retirement.reason == "solved"
-        self.zero_signal += retirement.reason != "failed" and not has_signal(arm)
+        self.zero_signal += retirement.reason != "failed" and not has_signal(arm, self.rule)
         if retirement.group is not None:
             self.num_open_groups += 1
         self.lost_visits += retirement.outcome in ("dropped_expired", "dropped_failed")
@@ -150,7 +156,8 @@ class Books:
         num_counted = len(arm.counted)
         self.counted += num_counted
         self.counted_squared += num_counted * num_counted
-        self.tokens_counted += sum(sample.num_tokens for sample in arm.counted)
+        self.greedy += arm.greedy is not None
+        self.tokens_counted += arm.num_tokens
         for sample in arm.uncounted():
             self.wasted += 1
             self.tokens_wasted += sample.num_tokens

@@ -2,7 +2,8 @@
 
 Invariants: a draw is a pure function of (seed, prompt number, launch index), whatever the order, width or strategy; a
 failed launch that is asked for again has the same label and length, but may pass. Labels are Bernoulli(p), lengths
-lognormal with a mean by label, so that content given its label never depends on anything else.
+lognormal with a mean by label, so that content given its label never depends on anything else. A greedy response is
+right where p > 1/2, as a policy whose likeliest answer has probability p would be; its length has the law of its label.
 
 Draws are made for `CHUNK` prompts and `BLOCK` launches at once (numpy's Philox, keyed by seed, stream, chunk and
 block): one draw alone would cost more than the rest of the simulated sample.
@@ -98,10 +99,19 @@ class Laws:
     def draw(self, launch: Launch) -> tuple[bool, int]:
         """Label and response tokens of a launch."""
         visit, index = visit_of(launch.arm), launch.index
+        if not index and launch.is_greedy:
+            return self._greedy(visit)
         if index >= len(visit.tokens):
             return visit.draw(index)
         tokens = visit.tokens[index]
         return (True, tokens) if tokens > 0 else (False, -tokens)
+
+    def _greedy(self, visit: Visit) -> tuple[bool, int]:
+        """Launch 0 under the greedy response's label: where that differs, the length is scaled to the other mean."""
+        is_right = visit.pass_rate > 0.5
+        was_right, tokens = visit.draw(0)
+        scale = self.mean_tokens(is_right=is_right) / self.mean_tokens(is_right=was_right)
+        return is_right, max(1, round(scale * tokens))
 
     def fails_after(self, launch: Launch) -> float | None:
         """Share of the response after which this try fails; None = it does not."""

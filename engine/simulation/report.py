@@ -24,13 +24,14 @@ class Report:
     prompts: int
     """First visits, prompts that the strategy gave no samples included."""
     samples_per_prompt_mean: float
-    """Counted samples of a visit."""
+    """Counted samples of a visit; a greedy response is none."""
     samples_per_prompt_se: float | None
     """Standard error of that mean."""
     success_rate: float
     """Share of visits that ended `solved`."""
     zero_signal_rate: float
-    """Share of visits whose pool carries no gradient (no spread; for right-only strategies: no right sample)."""
+    """Share of visits whose pool carries no gradient (no spread; for right-only strategies: no right sample; under
+    `remax`: every reward that of the greedy response; under `reinforce++`: none)."""
     kept_length_ratio_right: float | None
     """Mean tokens of the kept right samples that reached a gradient over the mean of their law."""
     kept_length_ratio_wrong: float | None
@@ -41,7 +42,7 @@ class Report:
     """Pass rate -> measured w of E[gradient of a visit] = w·∇p (kept samples averaged in their group); only where
     `sim.pass_rate` is a number or a list, and 0 < p < 1."""
     tokens_generated: int
-    """Counted and wasted."""
+    """Counted and wasted, and those of greedy responses."""
     tokens_wasted: int
     """Tokens of samples that never counted: aborted, failed, scored behind the stopping sample."""
     useful_groups: int
@@ -63,7 +64,7 @@ class Report:
     virtual_s: float
     """Length of the run, virtual seconds."""
     samples: int
-    """Counted and wasted samples."""
+    """Counted and wasted samples, and greedy responses."""
     wall_s: float
     """Real seconds of the run, its warm-up excluded; the one value that differs between equal runs."""
     visits_lost: int
@@ -128,7 +129,7 @@ def make_report(strategy: str, books: Books, driver: Driver, laws: Laws, wall_s:
         staleness_mean=_ratio(books.staleness_sum, kept),
         groups_dropped=books.dropped_groups,
         virtual_s=driver.now,
-        samples=books.counted + books.wasted,
+        samples=books.counted + books.greedy + books.wasted,
         wall_s=wall_s,
         visits_lost=books.lost_visits,
     )

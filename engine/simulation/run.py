@@ -37,7 +37,7 @@ def simulate(config: Config, step_s: float | None = None) -> Report:
     policy = replace(make_policy(config), seed=sim.seed, fixed_width=sim.width or config.strategy.width)
     speed = Speed(sim.workers * sim.slots, sim.tokens_per_s, sim.latency_s, 0.0, sim.update_s)
     laws = Laws(sim, prior)
-    books = Books(sim.prompts, weighers=_weighers(config, prior))
+    books = Books(sim.prompts, policy.rule, weighers=_weighers(config, prior))
     with _without_garbage_collection():
         if step_s is None:
             step_s = measure_step_s(policy, speed, lambda seed: Laws(sim.model_copy(update={"seed": seed}), prior))
@@ -51,10 +51,13 @@ def simulate(config: Config, step_s: float | None = None) -> Report:
 
 
 def _queue(laws: Laws, books: Books) -> Iterator[Prompt]:
-    """The prompts that are reported, and others behind them while they are needed."""
+    """The prompts that are reported, and others behind them while they are needed.
+
+    Whitened groups wait for the rest of their step: there others are needed until the last group is taken.
+    """
     prompts = laws.prompts()
     yield from islice(prompts, books.num_prompts)
-    while not books.has_enough:
+    while not (books.is_done if books.rule.whiten else books.has_enough):
         yield next(prompts)
 
 

@@ -129,10 +129,20 @@ async def test_bf16_tied_model_from_hello_to_stop(tmp_path: Path) -> None:
 
 
 async def check_sampling(worker: WorkerProcess, model: torch.nn.Module, prompt: Int32s, noise: float) -> None:
-    """Same seed, same tokens; logprobs are those of the tempered distribution; the answer is whole."""
+    """Same seed, same tokens; logprobs are those of the tempered distribution; the answer is whole.
+
+    Beside seeded samples a greedy response does not depend on its seed.
+    """
+    greedy = [request(index, prompt, seed=index) for index in (4, 5)]
+    for one in greedy:
+        one.params = SamplingParams(one.params.max_tokens, temperature=0.0, top_p=1.0, seed=one.params.seed)
     drawn = await draw(
-        worker, request(1, prompt, seed=5), request(2, prompt, seed=5, retry=1), request(3, prompt, seed=6)
+        worker, request(1, prompt, seed=5), request(2, prompt, seed=5, retry=1), request(3, prompt, seed=6), *greedy
     )
+    first, second = drawn.pop(4), drawn.pop(5)
+    assert first.token_ids.tolist() == second.token_ids.tolist()
+    assert np.isfinite(first.logprobs).all()
+    assert len(first.token_ids) == first.spans[-1].end
     assert drawn[1].token_ids.tolist() == drawn[2].token_ids.tolist()
     assert drawn[1].token_ids.tolist() != drawn[3].token_ids.tolist()
     for answer in drawn.values():

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.advantage import AdvantageRule
 from engine.core.arm import Sample
 from engine.core.dispatcher import Dispatcher
 from engine.core.group import Group
@@ -13,6 +14,15 @@ from engine.strategies import Balance, Fixed, Positives
 from tests.support.event_driver import prompt
 
 STRATEGIES = st.sampled_from([Balance(2, 2, 12, 4), Balance(1, 3, 9, 4), Positives(2, 8, 4), Fixed(5, 4)])
+RULES = st.sampled_from(
+    [
+        AdvantageRule(),
+        AdvantageRule(baseline="greedy"),
+        AdvantageRule(baseline="zero", whiten=True),
+        AdvantageRule(baseline="kept", whiten=True),
+        AdvantageRule(baseline="greedy", whiten=True),
+    ]
+)
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["launch", "launch", "launch", "score", "score", "score", "fail", "ship", "step", "publish"]),
@@ -31,6 +41,7 @@ class Machine:
         self.shipped: list[Group] = []
         self.ended: set[int] = set()
         self.num_prompts = 0
+        self.num_greedy = int(policy.rule.needs_greedy)
 
     def launch(self, _choice: int) -> None:
         launch = self.dispatcher.next_launch()
@@ -41,7 +52,8 @@ class Machine:
             return
         key = (launch.arm.arm_id, launch.index)
         assert key not in self.open, "a launch under way was launched again"
-        assert launch.index < self.dispatcher.policy.strategy.n_max
+        assert launch.index < self.dispatcher.policy.strategy.n_max + self.num_greedy
+        assert launch.is_greedy == (launch.index < self.num_greedy)
         self.open[key] = (launch.retry, self.dispatcher.generation_version)
 
     def pick(self, choice: int) -> tuple[int, int, int, int] | None:
@@ -57,7 +69,8 @@ class Machine:
         arm = retirement.arm
         assert arm.arm_id not in self.ended, "an arm retired twice"
         self.ended.add(arm.arm_id)
-        assert [s.index for s in arm.counted] == list(range(len(arm.counted)))
+        first = self.num_greedy
+        assert [s.index for s in arm.counted] == list(range(first, first + len(arm.counted)))
         for key in [key for key in self.open if key[0] == arm.arm_id]:
             del self.open[key]
 
@@ -82,6 +95,8 @@ class Machine:
             assert all(trained_at - s.min_version <= bound for s in group.kept)
             assert trained_at >= self.dispatcher.learner_version
             assert group.group_id not in {g.group_id for g in self.shipped}
+            assert not group.awaits_step
+            assert all(s.index >= self.num_greedy for s in group.kept)
             assert len({s.index for s in group.kept}) == len(group.kept) <= self.dispatcher.policy.strategy.group_size
             self.shipped.append(group)
 
@@ -96,19 +111,23 @@ class Machine:
     def check(self) -> None:
         for arm in self.dispatcher.arms.values():
             launched = len(arm.counted) + arm.num_pending + arm.num_failed_launches
-            assert launched == arm.num_launched <= self.dispatcher.policy.strategy.n_max
+            if self.num_greedy and (arm.greedy is not None or 0 in arm.in_flight):
+                launched += 1
+            assert launched == arm.num_launched <= self.dispatcher.policy.strategy.n_max + self.num_greedy
+            assert arm.greedy is not None or not (self.num_greedy and arm.counted)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     strategy=STRATEGIES,
+    rule=RULES,
     events=EVENTS,
     max_staleness=st.integers(0, 3),
     batch=st.integers(1, 4),
     is_pressed=st.booleans(),
 )
-def test_no_order_of_events_breaks_an_invariant(strategy, events, max_staleness, batch, is_pressed) -> None:
-    policy = Policy(strategy, Bound(max_staleness, batch), max_failures=3)
+def test_no_order_of_events_breaks_an_invariant(strategy, rule, events, max_staleness, batch, is_pressed) -> None:
+    policy = Policy(strategy, Bound(max_staleness, batch), max_failures=3, rule=rule)
     machine = Machine(policy, Pace(10.0, 10.0) if is_pressed else Pace())
     for name, choice in events:
         getattr(machine, name)(choice)

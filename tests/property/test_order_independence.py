@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.advantage import AdvantageRule
+from engine.core.advantage import AdvantageRule, Baseline
 from engine.core.dispatcher import Launch
 from engine.core.futility import Threshold
 from engine.core.policy import Policy
@@ -69,6 +69,39 @@ def test_only_the_seed_decides(name: str, pass_rate: float, seed: int, slots: in
     one_by_one = Policy(strategy, FOREVER, seed=seed, rule=AdvantageRule(baseline="unbiased"))
     at_once = Policy(strategy, FOREVER, seed=seed, fixed_width=width, rule=AdvantageRule(baseline="unbiased"))
     assert results(at_once, in_any_order(labels, order_seed), slots) == results(one_by_one, labels, 1)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@settings(max_examples=8, deadline=None)
+@given(
+    pass_rate=st.sampled_from([0.1, 0.3, 0.6, 0.9]),
+    seed=st.integers(0, 1000),
+    slots=st.integers(1, 80),
+    width=st.integers(0, 9),
+    order_seed=st.integers(0, 1000),
+)
+def test_a_late_greedy_response_changes_nothing(
+    name: str, pass_rate: float, seed: int, slots: int, width: int, order_seed: int
+) -> None:
+    strategy, labels, rule = STRATEGIES[name], bernoulli(pass_rate), AdvantageRule(baseline="greedy")
+    one_by_one = Policy(strategy, FOREVER, seed=seed, rule=rule)
+    at_once = Policy(strategy, FOREVER, seed=seed, fixed_width=width, rule=rule)
+    assert results(at_once, in_any_order(labels, order_seed), slots) == results(one_by_one, labels, 1)
+
+
+@pytest.mark.parametrize("baseline", ["zero", "kept"])
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 1000), slots=st.integers(1, 80), width=st.integers(0, 9), order_seed=st.integers(0, 1000))
+def test_a_whitened_step_of_all_prompts_is_the_same_in_any_order(
+    baseline: Baseline, seed: int, slots: int, width: int, order_seed: int
+) -> None:
+    labels, rule = bernoulli(0.3), AdvantageRule(baseline=baseline, whiten=True)
+    whole = Bound(1_000_000, NUM_PROMPTS)
+    one_by_one = Policy(STRATEGIES["fixed"], whole, seed=seed, rule=rule, unresolved="keep")
+    at_once = Policy(STRATEGIES["fixed"], whole, seed=seed, rule=rule, unresolved="keep", fixed_width=width)
+    found = results(at_once, in_any_order(labels, order_seed), slots)
+    assert found == results(one_by_one, labels, 1)
+    assert abs(sum(advantage for _, kept in found.values() for _, advantage in kept)) < 1e-9
 
 
 @settings(max_examples=25, deadline=None)

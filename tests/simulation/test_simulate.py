@@ -56,6 +56,34 @@ def play(overrides: str = "", *, learns_at_once: bool = True) -> Report:
     return simulate(config, step_s=0.0 if learns_at_once else None)
 
 
+FIXED_4 = "strategy.name=fixed strategy.n_max=4 strategy.group_size=4"
+
+
+def test_a_greedy_response_costs_a_request_and_leaves_every_prompt_the_weight_of_plain_reinforce() -> None:
+    report = play(f"{FIXED_4} advantage.name=remax sim.pass_rate=[0.3,0.7] sim.prompts=2000")
+    assert (report.samples, report.samples_per_prompt_mean) == (10_000, 4.0)
+    assert report.implied_weight == pytest.approx({"0.3": 1.0, "0.7": 1.0}, abs=0.1)
+    # Greedy wrong at 0.3 and right at 0.7: no signal where all four samples are the same.
+    assert is_near(report.zero_signal_rate, 0.7**4, math.sqrt(0.7**4 * (1.0 - 0.7**4) / 2000))
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2, 1_000_000])
+@pytest.mark.parametrize(("name", "zero_signal"), [("reinforce++", 0.0), ("reinforce++_baseline", 0.2482)])
+def test_whitened_steps_train_every_prompt_with_a_signal_at_any_bound(name, zero_signal, max_staleness) -> None:
+    overrides = f"{FIXED_4} advantage.name={name} sim.pass_rate=0.3 staleness.max={max_staleness}"
+    report = play(overrides, learns_at_once=False)
+    assert report.staleness_max <= max_staleness
+    assert is_near(report.zero_signal_rate, zero_signal, math.sqrt(zero_signal * (1.0 - zero_signal) / 600))
+    ended = report.useful_groups + report.groups_dropped + report.visits_lost
+    with_signal = round(600 * (1.0 - report.zero_signal_rate))
+    if name == "reinforce++" or max_staleness > 2:
+        assert ended == with_signal
+    else:  # where samples expired the kept ones may all be alike
+        assert 0.97 * with_signal < ended <= with_signal
+    again = play(overrides, learns_at_once=False)
+    assert again.as_json() | {"wall_s": 0.0} == report.as_json() | {"wall_s": 0.0}
+
+
 def is_near(value: float, exact: float, error: float) -> bool:
     return abs(value - exact) < max(3.0 * error, 1e-9)
 

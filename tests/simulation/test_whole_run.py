@@ -27,7 +27,7 @@ def config(**sections) -> Config:
     return Config.model_validate(base)
 
 
-def assert_sound(run: WholeRun, summary: dict) -> None:
+def assert_sound(run: WholeRun, summary: dict, first_index: int = 0) -> None:
     rows = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
     keys = [(row["arm"], row["index"]) for row in rows]
     assert len(keys) == len(set(keys)) == summary["samples_counted"]
@@ -36,7 +36,7 @@ def assert_sound(run: WholeRun, summary: dict) -> None:
     assert summary["groups_trained"] == summary["steps"] * run.config.learner.groups_per_step
     for arm in {row["arm"] for row in rows}:
         indices = sorted(row["index"] for row in rows if row["arm"] == arm)
-        assert indices == list(range(len(indices)))
+        assert indices == list(range(first_index, first_index + len(indices)))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -50,6 +50,36 @@ def test_a_run_with_crashing_workers_and_failing_samples_is_sound(
     assert summary["steps"] == 12
     assert run.children.num_restarts > 0
     assert_sound(run, summary)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+@pytest.mark.parametrize("name", ["remax", "reinforce++", "reinforce++_baseline"])
+@pytest.mark.parametrize("strategy", ["fixed", "balance"])
+def test_advantages_that_need_more_than_labels_keep_a_crashing_run_sound(
+    tmp_path: Path, strategy: str, name: str, max_staleness: int
+) -> None:
+    settings = config(
+        run={"seed": 3},
+        staleness={"max": max_staleness},
+        strategy={"name": strategy, "n_max": 6, "group_size": 4},
+        advantage={"name": name},
+        simulated={"failure_rate": 0.05, "pass_rate": [0.3]},
+    )
+    run = WholeRun(settings, tmp_path, crashes=4, seed=3)
+    summary = run.run()
+    assert summary["steps"] == 12
+    assert_sound(run, summary, first_index=int(name == "remax"))
+    rows = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    whitened = [event for event in events if event["event"] == "whitened"]
+    if name == "remax":
+        # A greedy response is wrong where p <= 1/2: were it the first sample, no step's reward would be above 0.
+        assert statistics.fmean(run.coordinator.exchange.tally.step_rewards) > 0.1
+        assert {row["advantage"] for row in rows if row["kept"]} == {0.0, 1.0}
+    else:
+        assert {row["advantage"] for row in rows} == {None}
+        assert [event["version"] for event in whitened] == list(range(12))
+        assert all(event["std"] > 0.0 and event["samples"] > 8 for event in whitened)
 
 
 def pools(run: WholeRun) -> dict[int, list]:

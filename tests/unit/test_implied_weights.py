@@ -24,10 +24,13 @@ STD = AdvantageRule(baseline="kept", divides_by_std=True)
 RLOO = AdvantageRule(baseline="leave_one_out")
 MAXRL = AdvantageRule(weight="maxrl")
 INVERSE = AdvantageRule(weight="inverse", max_weight=1e9)
+REMAX = AdvantageRule(baseline="greedy")
 ROWS: list[tuple[str, Strategy, AdvantageRule, str]] = [
     ("drgrpo4", Fixed(4, 4), KEPT, ".7500 .7500 .7500 .7500 .7500 .7500"),
     ("rloo4", Fixed(4, 4), RLOO, "1.0000 1.0000 1.0000 1.0000 1.0000 1.0000"),
     ("rloo16", Fixed(16, 16), RLOO, "1.0000 1.0000 1.0000 1.0000 1.0000 1.0000"),
+    ("remax1", Fixed(1, 1), REMAX, "1.0000 1.0000 1.0000 1.0000 1.0000 1.0000"),
+    ("remax4", Fixed(4, 4), REMAX, "1.0000 1.0000 1.0000 1.0000 1.0000 1.0000"),
     ("grpo4", Fixed(4, 4), STD, "1.4809 1.4638 1.4357 1.3995 1.4357 1.4809"),
     ("grpo8", Fixed(8, 8), STD, "2.3133 2.1773 1.9707 1.7358 1.9707 2.3133"),
     ("grpo16", Fixed(16, 16), STD, "3.1633 2.7574 2.2717 1.8727 2.2717 3.1633"),
@@ -41,8 +44,10 @@ ROWS: list[tuple[str, Strategy, AdvantageRule, str]] = [
 ]
 
 
-def weight(strategy: Strategy, pass_rate: float, rule: AdvantageRule, past: Past = EMPTY) -> float:
-    return implied_weight(exact_law(strategy, pass_rate, strategy.n_max), rule, past)
+def weight(
+    strategy: Strategy, pass_rate: float, rule: AdvantageRule, past: Past = EMPTY, greedy_rate: float = 0.5
+) -> float:
+    return implied_weight(exact_law(strategy, pass_rate, strategy.n_max), rule, past, greedy_rate)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +94,27 @@ def test_zero_baseline_teaches_from_right_samples_of_mixed_groups_only(pass_rate
 def test_a_blind_choice_of_the_kept_samples_leaves_the_weight_of_the_pool(pass_rate) -> None:
     assert weight(Fixed(16, 4), pass_rate, POOL) == pytest.approx(15 / 16, rel=1e-12)
     assert weight(Fixed(16, 4), pass_rate, RLOO) == pytest.approx(1.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("pass_rate", RATES)
+@pytest.mark.parametrize("greedy_rate", [0.0, 0.3, 1.0])
+def test_a_greedy_response_leaves_plain_reinforce_whatever_it_is(pass_rate, greedy_rate) -> None:
+    # The last one always counts and keeps two, also two of one class.
+    for strategy in (Fixed(4, 4), Fixed(16, 4), Balance(1, 1, 2, 2)):
+        assert weight(strategy, pass_rate, REMAX, greedy_rate=greedy_rate) == pytest.approx(1.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("pass_rate", RATES)
+def test_right_samples_only_teach_where_the_greedy_response_is_wrong(pass_rate) -> None:
+    raft = weight(Fixed(8, 8, "right"), pass_rate, AdvantageRule(baseline="zero"))
+    for greedy_rate in (0.0, 0.25, 1.0):
+        found = weight(Fixed(8, 8, "right"), pass_rate, REMAX, greedy_rate=greedy_rate)
+        assert found == pytest.approx((1.0 - greedy_rate) * raft, rel=1e-12)
+
+
+def test_a_whitened_rule_has_no_weight_of_its_own() -> None:
+    with pytest.raises(ValueError, match="depends on the step's other prompts"):
+        weight(Fixed(4, 4), 0.5, AdvantageRule(baseline="zero", whiten=True))
 
 
 @pytest.mark.parametrize("pass_rate", RATES)
@@ -150,8 +176,9 @@ def gradient_weight(group: Group | None, rate: float) -> float:
 
 @pytest.mark.parametrize(
     ("strategy", "rule"),
-    [(ADA_BALANCE, POOL), (Balance(2, 2, 32, 4), STD), (Positives(1, 32, 4), KEPT), (Fixed(8, 4), MAXRL)],
-)
+    [(ADA_BALANCE, POOL), (Balance(2, 2, 32, 4), STD), (Positives(1, 32, 4), KEPT), (Fixed(8, 4), MAXRL),
+     (Fixed(4, 4), REMAX), (Balance(2, 2, 32, 4), REMAX)],
+)  # fmt: skip
 def test_the_engines_groups_carry_the_implied_weight(strategy, rule) -> None:
     rate = 0.2
     policy = Policy(strategy, Bound(1_000_000, 16), rule=rule, seed=5)
@@ -159,4 +186,4 @@ def test_the_engines_groups_carry_the_implied_weight(strategy, rule) -> None:
     weights = [gradient_weight(retirement.group, rate) for retirement in out.retirements]
     assert len(weights) == 1500
     error = statistics.stdev(weights) / math.sqrt(len(weights))
-    assert abs(statistics.fmean(weights) - weight(strategy, rate, rule)) < 3.0 * error
+    assert abs(statistics.fmean(weights) - weight(strategy, rate, rule, greedy_rate=rate)) < 3.0 * error

@@ -44,7 +44,7 @@ def shaped_arm(labels: str, penalties: list[float], strategy: Strategy) -> Arm:
 @pytest.mark.parametrize("strategy", [Balance(2, 2, 4, 4), Fixed(4, 0)])
 def test_shaping_alone_is_no_signal(labels, strategy):
     arm = shaped_arm(labels, [0.0, -0.5, 0.0, -1.0], strategy)
-    assert not has_signal(arm)
+    assert not has_signal(arm, AdvantageRule())
     assert seal(0, arm, 0, AdvantageRule()) is None
     kept = seal(0, arm, 0, AdvantageRule(), unresolved="keep")
     assert not kept.is_useful
@@ -53,7 +53,7 @@ def test_shaping_alone_is_no_signal(labels, strategy):
 def test_equal_rewards_of_both_classes_are_a_signal_still():
     # A right answer at the limit has the reward of a wrong one: its advantage says so, the pool is no less resolved.
     arm = shaped_arm("++--", [-1.0, -1.0, 0.0, 0.0], Fixed(4, 0))
-    assert has_signal(arm)
+    assert has_signal(arm, AdvantageRule())
     group = seal(0, arm, 0, AdvantageRule())
     assert [group.advantage(sample) for sample in arm.counted] == [-0.5] * 4
 
