@@ -62,6 +62,8 @@ class Books:
     """Visits with a signal that made no group: the fresh samples of a class had run out, or the prompt failed."""
     trained_groups: int = 0
     """Groups that the learner took."""
+    vacant_places: int = 0
+    """Places of steps that the token budget of a step left without a group, over the whole run."""
     useful_groups: int = 0
     """Those of them that have an advantage and whose visit was solved."""
     bias_sum: float = 0.0
@@ -116,6 +118,9 @@ class Books:
 
     def taken(self, group: Group, trained_at: int) -> None:
         """The learner has a group."""
+        if group.is_vacant:
+            self.vacant_places += 1
+            return
         visit = self._first_visit(group.arm)
         if visit is None:
             return
@@ -150,7 +155,7 @@ class Books:
         num_counted = len(arm.counted)
         self.counted += num_counted
         self.counted_squared += num_counted * num_counted
-        self.tokens_counted += sum(sample.num_tokens for sample in arm.counted)
+        self.tokens_counted += arm.num_tokens
         for sample in arm.uncounted():
             self.wasted += 1
             self.tokens_wasted += sample.num_tokens

@@ -13,6 +13,14 @@ from engine.strategies import Balance, Fixed, Positives
 from tests.support.event_driver import prompt
 
 STRATEGIES = st.sampled_from([Balance(2, 2, 12, 4), Balance(1, 3, 9, 4), Positives(2, 8, 4), Fixed(5, 4)])
+CHOICES = st.fixed_dictionaries(
+    {
+        "at_exit": st.sampled_from(["abort", "drain"]),
+        "fixed_width": st.sampled_from([0, 0, 5]),
+        "max_tokens_per_visit": st.sampled_from([1 << 62, 23]),
+        "max_tokens_per_step": st.sampled_from([0, 1, 60]),
+    }
+)
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["launch", "launch", "launch", "score", "score", "score", "fail", "ship", "step", "publish"]),
@@ -42,6 +50,7 @@ class Machine:
         key = (launch.arm.arm_id, launch.index)
         assert key not in self.open, "a launch under way was launched again"
         assert launch.index < self.dispatcher.policy.strategy.n_max
+        assert launch.arm.ending is None or launch.retry, "a draining arm asked for something new"
         self.open[key] = (launch.retry, self.dispatcher.generation_version)
 
     def pick(self, choice: int) -> tuple[int, int, int, int] | None:
@@ -58,6 +67,8 @@ class Machine:
         assert arm.arm_id not in self.ended, "an arm retired twice"
         self.ended.add(arm.arm_id)
         assert [s.index for s in arm.counted] == list(range(len(arm.counted)))
+        if self.dispatcher.policy.at_exit == "drain" and retirement.reason != "failed":
+            assert len(arm.counted) == arm.num_launched, "an arm retired before all it launched counted"
         for key in [key for key in self.open if key[0] == arm.arm_id]:
             del self.open[key]
 
@@ -67,6 +78,7 @@ class Machine:
             arm_id, index, retry, version = picked
             assert self.dispatcher.is_open(arm_id, index, retry)
             is_right = choice % 3 == 0
+            self.dispatcher.spend(5)
             self.retire(self.dispatcher.score(arm_id, Sample(index, float(is_right), is_right, version, 5, None)))
 
     def fail(self, choice: int) -> None:
@@ -84,6 +96,9 @@ class Machine:
             assert group.group_id not in {g.group_id for g in self.shipped}
             assert len({s.index for s in group.kept}) == len(group.kept) <= self.dispatcher.policy.strategy.group_size
             self.shipped.append(group)
+            batch = self.dispatcher.policy.bound.groups_per_step
+            step = self.shipped[(len(self.shipped) - 1) // batch * batch :]
+            assert step[0].kept, "a step began with a vacant place"
 
     def step(self, _choice: int) -> None:
         batch = self.dispatcher.policy.bound.groups_per_step
@@ -106,9 +121,10 @@ class Machine:
     max_staleness=st.integers(0, 3),
     batch=st.integers(1, 4),
     is_pressed=st.booleans(),
+    choices=CHOICES,
 )
-def test_no_order_of_events_breaks_an_invariant(strategy, events, max_staleness, batch, is_pressed) -> None:
-    policy = Policy(strategy, Bound(max_staleness, batch), max_failures=3)
+def test_no_order_of_events_breaks_an_invariant(strategy, events, max_staleness, batch, is_pressed, choices) -> None:
+    policy = Policy(strategy, Bound(max_staleness, batch), max_failures=3, **choices)
     machine = Machine(policy, Pace(10.0, 10.0) if is_pressed else Pace())
     for name, choice in events:
         getattr(machine, name)(choice)
