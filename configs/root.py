@@ -102,6 +102,18 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _estimate_reads_labels_only(self) -> Self:
+        if self.strategy.max_tokens_per_visit and (self.advantage.name, self.advantage.baseline) == (
+            "custom",
+            "unbiased",
+        ):
+            raise ValueError(
+                "strategy.max_tokens_per_visit must be 0 with advantage.baseline = unbiased, got "
+                f"{self.strategy.max_tokens_per_visit}: that estimate holds only where labels alone end a visit"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _context_holds_a_response(self) -> Self:
         if self.sampling.max_tokens >= self.model.max_context_tokens:
             raise ValueError(

@@ -14,7 +14,10 @@ STRATEGIES = (
     "reject", "rounds", "vip",
 )  # fmt: skip
 """Known names; stages are made of them ([[stages]])."""
-RUN_WIDE = {"accounting", "futility", "raise_by_deadline", "requeue_after", "unresolved", "width"}
+RUN_WIDE = {
+    "accounting", "at_exit", "futility", "max_tokens_per_visit", "raise_by_deadline", "requeue_after", "unresolved",
+    "width",
+}  # fmt: skip
 """Keys of a strategy that a stage cannot change."""
 ALLOCATING = ("estimate", "gvm", "knapsack", "vip")
 """Those whose budgets come from [allocation]."""
@@ -46,6 +49,11 @@ class Strategy(Section):
     accounting: Literal["launch", "completion"] = "launch"
     """`launch`: exit rules read the scored prefix in launch order (unbiased). `completion`: whatever came back first
     (biased to short answers)."""
+    at_exit: Literal["abort", "drain"] = "abort"
+    """What an arm has under way when its visit would end: `abort`: stopped, never counts. `drain`: finished, counted,
+    part of the pool; the arm asks for nothing more and retires when all of it is there."""
+    max_tokens_per_visit: int = Field(default=0, ge=0)
+    """Counted response tokens at which a visit ends, solved or not; 0 = no limit. Favours short answers."""
     futility: Literal["auto", "none", "expired", "threshold", "optimal"] = "auto"
     """Stop arms that are not worth the rest ([futility]): by a posterior threshold, by the optimal table, or
     (`expired`) by the threshold only where samples expired. `auto`: threshold for balance and positives under a bound

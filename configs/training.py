@@ -14,6 +14,9 @@ class Learner(Section):
     """`torch` trains; `simulated` only waits (load tests)."""
     groups_per_step: int = Field(default=16, ge=1)
     """B: groups per optimizer step."""
+    max_tokens_per_step: int = Field(default=0, ge=0)
+    """Response tokens generated for one step at which it is taken with the groups it has, at least one with samples;
+    the other places stay vacant. 0 = no limit."""
     micro_batch_tokens: int = Field(default=2048, ge=16)
     """Packed tokens of one forward and backward pass."""
     logprob_chunk_tokens: int = Field(default=256, ge=1)

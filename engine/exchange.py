@@ -251,6 +251,7 @@ class Exchange:
             reward_mean=self.tally.reward_mean,
             useful_groups=self.tally.step_useful_groups,
             groups_trained=self.tally.groups_trained,
+            vacant_places=self.tally.vacant_places,
             samples_launched=self.tally.samples_launched,
             samples_counted=self.tally.samples_counted,
             tokens_generated=self.tally.ledger.generated,

@@ -7,6 +7,7 @@ from configs.root import Config
 from configs.strategy import Advantage
 from engine import strategies
 from engine.core.advantage import AdvantageRule
+from engine.core.arm import UNLIMITED
 from engine.core.futility import Threshold
 from engine.core.policy import Futility, Policy, Unresolved
 from engine.core.staleness import Bound
@@ -58,6 +59,9 @@ def make_policy(config: Config) -> Policy:
         seed=config.run.seed,
         accounting=own.accounting,
         fixed_width=own.width,
+        at_exit=own.at_exit,
+        max_tokens_per_visit=own.max_tokens_per_visit or UNLIMITED,
+        max_tokens_per_step=config.learner.max_tokens_per_step,
         # A width above need would reach across the end of a round.
         raise_by_deadline=own.raise_by_deadline and own.name != "rounds",
         max_failures=config.worker.max_sample_failures,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from configs.root import Config
-from engine.core.dispatcher import Retirement
+from engine.core.decisions import Retirement
 from engine.core.errors import RunError
 from engine.wire import SampleDone
 

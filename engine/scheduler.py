@@ -14,9 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
+import numpy as np
+
 from configs.root import Config
 from engine.core.arm import Arm, Sample
-from engine.core.dispatcher import Dispatcher, Launch, Retirement
+from engine.core.decisions import Launch, Retirement
+from engine.core.dispatcher import Dispatcher
 from engine.core.errors import PeerLost
 from engine.core.group import Group
 from engine.core.overlong import overlong_penalty
@@ -44,6 +47,8 @@ from engine.wire import (
 )
 from metrics.recorder import Recorder
 
+_NO_TOKEN_IDS: Int32s = np.empty(0, dtype=np.int32)
+"""Prompt of a group that belongs to none."""
 _SMOOTHING = 0.9
 """Weight of the past in moving means of latency and version interval."""
 
@@ -134,6 +139,7 @@ class Scheduler:
         self.ports.fleet.release(key)
         launched_at = self._launched_at.pop(key, None)
         self.books.arrived(worker, num_tokens)
+        self.dispatcher.spend(num_tokens)
         is_awaited = self.dispatcher.is_open(key.arm, key.index, key.retry) and launched_at is not None
         if self._stopped or message.finish_reason == "abort" or not is_awaited:
             self.books.aborted(num_tokens)
@@ -150,6 +156,7 @@ class Scheduler:
         self.ports.fleet.release(message.key)
         self._launched_at.pop(message.key, None)
         self.books.arrived(worker, message.tokens_lost)
+        self.dispatcher.spend(message.tokens_lost)
         self.books.failed(message.tokens_lost)
         self._failed(message.key)
         self.wake()
@@ -241,7 +248,7 @@ class Scheduler:
             group, trained_at = found
             self.credit -= 1
             self._note_whitening(group, trained_at)
-            self.ports.recorder.group("shipped")
+            self.books.shipped(group)
             await self.ports.hub.send(self.learner, self._train_group(group, trained_at))
 
     def _note_whitening(self, group: Group, trained_at: int) -> None:
@@ -276,7 +283,7 @@ class Scheduler:
         return TrainGroup(
             group_id=group.group_id,
             prompt_id=group.arm.prompt.prompt_id,
-            prompt_token_ids=_token_ids(group.arm),
+            prompt_token_ids=_NO_TOKEN_IDS if group.is_vacant else _token_ids(group.arm),
             samples=samples,
             train_version=trained_at,
             max_staleness=self.dispatcher.policy.bound.max_staleness,

@@ -7,7 +7,7 @@ sample may still be exchanged. A greedy response ends as counted: in its arm's s
 
 from dataclasses import dataclass, field
 
-from engine.core.dispatcher import Retirement
+from engine.core.decisions import Retirement
 from engine.core.group import Group
 from engine.tally import Tally
 from metrics.catalogue import tier_of
@@ -21,7 +21,7 @@ class Settlement:
     tally: Tally
     recorder: Recorder
     open_groups: dict[int, Group] = field(default_factory=dict[int, Group])
-    """Sealed groups that are neither trained nor dropped."""
+    """Sealed groups that are neither trained nor dropped; vacant ones once they are shipped."""
 
     @property
     def held_tokens(self) -> int:
@@ -47,7 +47,7 @@ class Settlement:
     def retired(self, retirement: Retirement) -> None:
         """An arm ended; its group, if any, stays open. A group without an advantage counts as `zero_signal`."""
         arm, tally, recorder = retirement.arm, self.tally, self.recorder
-        num_right = sum(s.is_right for s in arm.counted)
+        num_right = arm.num_right
         tally.samples_counted += len(arm.counted)
         tally.expired_samples += retirement.expired_right + retirement.expired_wrong
         recorder.expired_samples(retirement.expired_right, "right")
@@ -69,9 +69,20 @@ class Settlement:
             tally.prompts_quarantined += 1
             recorder.prompts(quarantined=1)
 
+    def shipped(self, group: Group) -> None:
+        """A group is on its way to the learner."""
+        if group.is_vacant:
+            self.open_groups[group.group_id] = group
+        else:
+            self.recorder.group("shipped")
+
     def trained(self, group_id: int, learner_version: int) -> None:
         """A group was in the step that started from `learner_version`; a useful one in its gradient."""
         group = self.open_groups.pop(group_id)
+        if group.is_vacant:
+            self.tally.vacant_places += 1
+            self.recorder.group("vacant")
+            return
         kept = sum(s.num_tokens for s in group.kept)
         self.tally.ledger.trained += kept
         self.recorder.tokens("trained", kept)

@@ -46,6 +46,7 @@ def summarize(
         "groups_useful": tally.groups_useful,
         "groups_zero_signal": tally.groups_zero_signal,
         "groups_dropped": tally.groups_dropped,
+        "vacant_places": tally.vacant_places,
         "samples_launched": tally.samples_launched,
         "samples_counted": tally.samples_counted,
         "samples_aborted": tally.samples_aborted,

@@ -23,13 +23,15 @@ class Tally:
     samples_failed: int = 0
     expired_samples: int = 0
     groups_trained: int = 0
-    """Groups of the steps taken, those without an advantage included."""
+    """Groups of the steps taken, those without an advantage and vacant ones included."""
     groups_useful: int = 0
     """Trained groups with an advantage that is not zero."""
     step_useful_groups: int = 0
     """Useful groups of the last step."""
     groups_zero_signal: int = 0
     groups_dropped: int = 0
+    vacant_places: int = 0
+    """Places of the steps taken that the token budget of a step left without a group."""
     prompts_quarantined: int = 0
     prompts_passed_over: int = 0
     """Turns of prompts that the selector let pass."""

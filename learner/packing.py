@@ -99,7 +99,8 @@ def split_groups(groups: Iterable[TrainGroup], max_shared_tokens: int = MAX_SHAR
     """Segments of `groups`, each of at most `max_shared_tokens` unless a single response needs more."""
     segments: list[Segment] = []
     for group in groups:
-        if not group.prompt_token_ids.size:
+        # A vacant place of a step has neither prompt nor samples.
+        if group.samples and not group.prompt_token_ids.size:
             raise ValueError(f"group {group.group_id} must have a prompt of at least one token, got none")
         segment = Segment(group.prompt_token_ids, [], group.train_version)
         for sample in group.samples:

@@ -18,6 +18,7 @@ TIERS = ("0", "(0,.2]", "(.2,.5]", "(.5,1)", "1", "unscored")
 FATES = ("trained", "counted", "aborted", "failed", "evaluated")
 GROUP_OUTCOMES = (
     "sealed", "shipped", "trained", "zero_signal", "declined", "deferred", "dropped_expired", "dropped_failed",
+    "vacant",
 )  # fmt: skip
 SIDES = ("right", "wrong")
 VERDICTS = ("correct", "wrong", "unparsed", "timeout", "crashed")

@@ -9,6 +9,7 @@ Invariants:
   sample: neither counted nor kept, only its reward is read.
 - An arm does not know about workers, clocks or messages.
 - Counts and need are remembered until a sample counts or expires: the dispatcher asks several times for each sample.
+- An arm that drains asks for nothing new, but counts everything that it launched.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ from engine.core.strategy import Counts, Strategy
 
 Reason = Literal["solved", "exhausted", "futile", "expired", "failed"]
 Accounting = Literal["launch", "completion"]
+Ending = Literal["solved", "exhausted", "futile", "hopeless"]
+"""A verdict that ends a visit; `hopeless` is the futility rule's, the others are a strategy's."""
+UNLIMITED = 1 << 62
+"""Tokens that no visit reaches."""
 _NEVER = 1 << 62
 """Newer than any policy version."""
 
@@ -69,6 +74,8 @@ class Arm:
     """Launch index of the first sample; 1 = launch 0 is a greedy response."""
     greedy: Sample | None = None
     """The greedy response, once scored."""
+    token_budget: int = UNLIMITED
+    """Response tokens at which nothing more counts."""
     num_requeues: int = 0
     """Times its budget was used up and given again."""
     is_parked: bool = False
@@ -76,6 +83,12 @@ class Arm:
     num_launched: int = 0
     retired: Reason | None = None
     counted: list[Sample] = field(default_factory=list[Sample])
+    num_tokens: int = 0
+    """Response tokens of the counted samples and of the greedy response."""
+    ending: Ending | None = None
+    """The verdict at its stopping sample, while it drains."""
+    stop: tuple[int, int] | None = None
+    """Right samples and all of them, counted when it first began to drain."""
     in_flight: dict[int, int] = field(default_factory=dict[int, int])
     """Launch index -> try that is under way (generating or being scored)."""
     versions: set[int] = field(default_factory=set[int])
@@ -121,10 +134,9 @@ class Arm:
         return num_launched - 1 if self.first_index and 0 in self.in_flight else num_launched
 
     @property
-    def num_tokens(self) -> int:
-        """Response tokens of its counted samples and of its greedy response."""
-        num_greedy = self.greedy.num_tokens if self.greedy is not None else 0
-        return num_greedy + sum(sample.num_tokens for sample in self.counted)
+    def has_open_launches(self) -> bool:
+        """Whether a launched sample does not count yet, those to be asked for again included."""
+        return bool(self.in_flight or self._waiting or self._again)
 
     @property
     def num_failed_launches(self) -> int:
@@ -136,6 +148,7 @@ class Arm:
         del self.in_flight[sample.index]
         if sample.index < self.first_index:
             self.greedy = sample
+            self.num_tokens += sample.num_tokens
         else:
             self._waiting[sample.index] = sample
 
@@ -175,10 +188,18 @@ class Arm:
         return min(versions, default=None)
 
     def give_budget_again(self) -> None:
-        """Let as many more samples count as when it was opened."""
+        """Let as many more samples and tokens count as when it was opened."""
         self.budget += self.budget // (self.num_requeues + 1)
+        if self.token_budget < UNLIMITED:
+            self.token_budget += self.token_budget // (self.num_requeues + 1)
         self.num_requeues += 1
         self._counts, self.width = None, -1
+
+    def drain(self, ending: Ending) -> None:
+        """Ask for nothing new from here on; what was launched still counts."""
+        self.ending = ending
+        if self.stop is None:
+            self.stop = self._right, len(self.counted)
 
     def uncounted(self) -> Iterator[Sample]:
         """Scored samples behind the stopping sample: they never count."""
@@ -186,6 +207,7 @@ class Arm:
 
     def _count(self, sample: Sample) -> None:
         self.counted.append(sample)
+        self.num_tokens += sample.num_tokens
         version = sample.min_version
         if version >= self._cutoff:
             if version < self._oldest_fresh:

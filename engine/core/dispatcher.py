@@ -12,7 +12,9 @@ Pure: events in, decisions out; no clock, task or message. Invariants:
 - Prompts are admitted in windows (of one, for most strategies) whose budgets are set together. A parked arm goes on
   before a new prompt is admitted, once `requeue_after` prompts were admitted since it was parked.
 - Every counted sample of a visit is recorded in its prompt's past when the visit ends, whatever ended it.
-- Every launch ends exactly once: scored, failed, or aborted with its arm's retirement.
+- Every launch ends exactly once: scored, failed, or aborted with its arm's retirement. An arm that drains asks for
+  nothing new and retires when nothing that it launched is open any more, so nothing of it is aborted.
+- A step that has cost its tokens is taken with the groups it has; vacant groups take the places that are left.
 The scheduler (engine/scheduler.py) feeds it; the simulator runs it under a virtual clock.
 """
 
@@ -22,50 +24,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
-from engine.core.arm import Arm, Prompt, Reason, Sample
+from engine.core.arm import Arm, Ending, Prompt, Reason, Sample
+from engine.core.decisions import Launch, Outcome, Retirement
+from engine.core.endings import decide, decide_after_drain
 from engine.core.errors import RunError
-from engine.core.group import Group, has_signal, refresh, seal, whiten
+from engine.core.group import Group, has_signal, refresh, seal, vacant_group, whiten
 from engine.core.past import History
 from engine.core.policy import Policy
 from engine.core.rng import derive
-from engine.core.unbiased import unbiased_table
+from engine.core.steps import StepFill
+from engine.core.unbiased import Estimates
 from engine.core.width import UNKNOWN, Pace, width
-
-Outcome = Literal["sealed", "zero_signal", "declined", "deferred", "dropped_expired", "dropped_failed"]
-"""`declined`: the strategy wants no group of this prompt now. `deferred`: no group, and the prompt should come back
-soon (the rule of futility stopped it, or it stayed without signal and those are deferred)."""
-
-
-@dataclass(slots=True)
-class Launch:
-    """Ask for this sample now. Not frozen: one is made for every sample, and freezing triples its cost."""
-
-    arm: Arm
-    index: int
-    retry: int
-
-    @property
-    def seed(self) -> int:
-        """The same for every try."""
-        return derive(self.arm.seed, self.index)
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the arm's greedy response is asked for (temperature 0)."""
-        return self.index < self.arm.first_index
-
-
-@dataclass(frozen=True, slots=True)
-class Retirement:
-    """An arm ended."""
-
-    arm: Arm
-    reason: Reason
-    outcome: Outcome
-    group: Group | None
-    expired_right: int
-    """Right samples that counted but were too old to be kept."""
-    expired_wrong: int
 
 
 def _named(arm: Arm | None, error: RunError) -> RunError:
@@ -87,6 +56,10 @@ class Dispatcher:
     arms: dict[int, Arm] = field(default_factory=dict[int, Arm])
     ready: deque[Group] = field(default_factory=deque[Group])
     history: History = field(init=False)
+    _filling: StepFill = field(init=False)
+    """The step that sealed groups fill."""
+    _shipping: StepFill = field(init=False)
+    """The step that shipped groups fill."""
     _window: list[Prompt] = field(default_factory=list[Prompt])
     _parked: deque[tuple[int, Arm]] = field(default_factory=deque[tuple[int, Arm]])
     """(number of arms at which it is due, arm)."""
@@ -95,10 +68,7 @@ class Dispatcher:
     _queued: set[int] = field(default_factory=set[int])
     _holders: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     """Version -> open arms with a counted sample of it."""
-    _estimates: dict[tuple[int, int], dict[tuple[int, int], float]] = field(
-        default_factory=dict[tuple[int, int], dict[tuple[int, int], float]]
-    )
-    """(identity of the strategy, budget) -> estimates by stopping counts; strategies live as long as the policy."""
+    _estimates: Estimates = field(default_factory=Estimates)
     _num_arms: int = 0
     _num_groups: int = 0
     _num_whitened: int = 0
@@ -108,6 +78,8 @@ class Dispatcher:
 
     def __post_init__(self) -> None:
         """Nothing is known of any prompt."""
+        self._filling = StepFill(self.policy.bound.groups_per_step, self.policy.max_tokens_per_step)
+        self._shipping = StepFill(self.policy.bound.groups_per_step, 0)
         self.history = History(self.policy.visit_decay, self.policy.version_decay)
         self._move_cutoff()
 
@@ -144,6 +116,7 @@ class Dispatcher:
                 seed = derive(self.policy.seed, self._num_arms)
                 arm = Arm(self._num_arms, prompt, seed, strategy, budget, self.policy.accounting, past)
                 arm.first_index = int(self.policy.rule.needs_greedy)
+                arm.token_budget = self.policy.max_tokens_per_visit
                 self.arms[arm.arm_id] = arm
                 self._queue(arm)
             self._num_arms += 1
@@ -203,23 +176,44 @@ class Dispatcher:
             raise _named(arm, exc) from exc
 
     def _count(self, arm: Arm, cutoff: int) -> Retirement | None:
-        """Count what is next in launch order, and ask the strategy after each sample."""
+        """Count what is next in launch order, and decide after each sample; while the arm drains, after the last."""
         futility = self.policy.futility
         while (taken := arm.take_next()) is not None:
             if taken.min_version not in arm.versions:
                 self._note_version(arm, taken.min_version)
-            counts = arm.counts(cutoff)
-            verdict = arm.strategy.verdict(counts)
-            if verdict == "continue":
-                if futility is None or not futility.stops(counts, arm.past):
-                    continue
-                return self._retire(arm, "futile", "deferred")
-            if verdict == "again" or (verdict == "exhausted" and self._is_given_again(arm)):
-                self._park(arm)
+            if arm.ending is not None:
                 continue
-            return self._retire(arm, verdict)
+            decision = decide(arm, arm.counts(cutoff), futility)
+            if decision != "continue" and (retirement := self._conclude(arm, decision)) is not None:
+                return retirement
+        if arm.ending is not None:
+            if arm.has_open_launches:
+                return None
+            decision = decide_after_drain(arm, arm.counts(cutoff), futility)
+            arm.ending = None
+            if decision != "continue" and (retirement := self._conclude(arm, decision)) is not None:
+                return retirement
         self._queue(arm)
         return None
+
+    def _conclude(self, arm: Arm, decision: Ending | Literal["again"]) -> Retirement | None:
+        """Park an arm, let it drain, or end it."""
+        if decision == "again":
+            self._park(arm)
+            return None
+        if self.policy.at_exit == "drain" and arm.has_open_launches:
+            arm.drain(decision)
+            return None
+        if decision == "exhausted" and self._is_given_again(arm):
+            self._park(arm)
+            return None
+        return self._retire(arm, "futile", "deferred") if decision == "hopeless" else self._retire(arm, decision)
+
+    def spend(self, tokens: int) -> None:
+        """So many response tokens came back from a worker, whatever becomes of them."""
+        if self.policy.max_tokens_per_step:
+            self._filling.tokens += tokens
+            self._cut_step_short()
 
     def fail(self, arm_id: int, index: int) -> Retirement | None:
         """A launch failed: it is asked for again, or its prompt is quarantined after `max_failures`."""
@@ -234,6 +228,7 @@ class Dispatcher:
 
         None when none waits, or when advantages are whitened and the step's groups are not all there.
         """
+        self._drop_lone_vacancies()
         if not self.ready:
             return None
         trained_at = self.policy.bound.trained_at(self.learner_version, self.num_shipped)
@@ -248,7 +243,17 @@ class Dispatcher:
             self._move_cutoff()
             return group
         self.num_shipped += 1
+        self._shipping.take(self.num_shipped, has_samples=bool(group.kept))
         return group, trained_at
+
+    def _drop_lone_vacancies(self) -> None:
+        """A vacant group goes only into a step that something trains.
+
+        Where groups were dropped, others moved up: their vacant places would be left without the group they were with.
+        """
+        while self.ready and self.ready[0].is_vacant and not self._shipping.has_samples(self.num_shipped):
+            self.ready.popleft()
+            self._move_cutoff()
 
     def _whiten_step(self, oldest_fresh: int) -> Group | None:
         """Whiten the groups that the next step lacks once they wait; a group that is over the bound is taken out."""
@@ -276,7 +281,7 @@ class Dispatcher:
         """Requests by which an arm is below its width."""
         if arm.num_failed_launches:
             return arm.num_failed_launches + 1  # and perhaps more: it is looked at again
-        if arm.is_parked:
+        if arm.is_parked or arm.ending is not None:
             return 0
         num_pending = arm.num_pending
         if arm.num_launched < arm.first_index:
@@ -347,29 +352,27 @@ class Dispatcher:
             return Retirement(arm, reason, "dropped_failed", None, *expired)
         if reason == "futile":
             return Retirement(arm, reason, futile, None, *expired)
-        estimate = self._estimate(arm)
+        estimate = self._estimates.of(arm) if self.policy.rule.baseline == "unbiased" else 0.0
         group = seal(self._num_groups, arm, cutoff, self.policy.rule, self.policy.unresolved, estimate)
         if group is None:
             return Retirement(arm, reason, self._without_group(arm), None, *expired)
+        self._place(group)
+        self._cut_step_short()
+        return Retirement(arm, reason, "sealed", group, *expired)
+
+    def _place(self, group: Group) -> None:
+        """A group takes the next place of a step."""
         self._num_groups += 1
         self.ready.append(group)
         self._move_cutoff()
-        return Retirement(arm, reason, "sealed", group, *expired)
+        self._filling.take(self.num_shipped + len(self.ready), has_samples=bool(group.kept))
+
+    def _cut_step_short(self) -> None:
+        """Leave the places vacant that the step being filled has no tokens for."""
+        for _ in range(self._filling.num_vacant(self.num_shipped + len(self.ready))):
+            self._place(vacant_group(self._num_groups, self.policy.strategy))
 
     def _without_group(self, arm: Arm) -> Outcome:
         if has_signal(arm, self.policy.rule):
             return "dropped_expired"
         return "deferred" if self.policy.unresolved == "defer" else "zero_signal"
-
-    def _estimate(self, arm: Arm) -> float:
-        """The stopping rule's unbiased estimate of p, where advantages read it.
-
-        The pool mean where only expiry or a budget given again could end the visit there: the rule's paths never do.
-        """
-        if self.policy.rule.baseline != "unbiased":
-            return 0.0
-        key = (id(arm.strategy), arm.budget)
-        if key not in self._estimates:
-            self._estimates[key] = unbiased_table(arm.strategy, arm.budget)
-        right, total = arm.num_right, len(arm.counted)
-        return self._estimates[key].get((right, total - right), right / total)

@@ -9,6 +9,7 @@ Invariants:
   the authors' code does) or "shrink" (a group without samples takes its place in the step). `has_signal` says where
   signal is found. Shaping is no signal: DAPO filters by verdict too, and the exact laws (engine/core/law.py) count
   classes.
+- A vacant group belongs to no prompt: it takes a place of a step whose tokens are spent.
 - Where groups are balanced a pool of both classes makes no group when one of them has no fresh sample left: leftovers
   would pull one way. Nor does any pool without a fresh sample: if filtered prompts never expired, steps would hold more
   of them than their share.
@@ -18,15 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.advantage import AdvantageRule, Factors, Pool
-from engine.core.arm import Arm, Sample
+from engine.core.arm import Arm, Prompt, Sample
 from engine.core.kept import balanced
 from engine.core.policy import Unresolved
 from engine.core.rng import SplitMix, derive
+from engine.core.strategy import Strategy
 from engine.core.whitening import Whitening, measure
 
 NO_TOKENS = 1 << 62
 """Version of the oldest of no tokens: newer than any, as the minimum over nothing is."""
 _NO_ADVANTAGE = Factors(0.0, 0.0, 0.0)
+_NO_ARM = -1
 _KEEP_STREAM = 0x6B656570
 """Separates the seed of the kept set from the seeds of the arm's samples."""
 
@@ -57,6 +60,11 @@ class Group:
         if self.awaits_step and self.compares_prompts:
             return bool(self.kept)
         return any(self.advantage(sample) != 0.0 for sample in self.kept)
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether it only takes a place, for no prompt."""
+        return self.arm.arm_id == _NO_ARM
 
     @property
     def min_version(self) -> int:
@@ -98,6 +106,12 @@ def seal(
         return None
     factors = rule.factors(_pool(arm, kept, estimate)) if is_signal else _NO_ADVANTAGE
     return Group(group_id, arm, kept, factors, awaits_step=rule.whiten, compares_prompts=rule.compares_prompts)
+
+
+def vacant_group(group_id: int, strategy: Strategy) -> Group:
+    """A group for a place that no prompt takes; its arm has no number, no prompt and no sample."""
+    arm = Arm(_NO_ARM, Prompt("", "", "", (), 0), 0, strategy, 0)
+    return Group(group_id, arm, [], _NO_ADVANTAGE)
 
 
 def _select(arm: Arm, order: list[Sample]) -> list[Sample]:

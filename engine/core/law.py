@@ -1,7 +1,8 @@
 """The exact law of where an arm stops, by dynamic programming over (right, wrong), and what follows from it. Pure.
 
-Holds for strategies that read counts and nothing else, without expiry: every counted sample is fresh, labels are
-independent with one pass rate p. `again` counts as `continue`, and dice are those of seed 0 (engine/core/unbiased.py).
+Holds for strategies that read counts and nothing else, without expiry or a token budget: every counted sample is fresh,
+labels are independent with one pass rate p. What a draining arm counts beyond its stopping sample is not in it. `again`
+counts as `continue`, and dice are those of seed 0 (engine/core/unbiased.py).
 The simulator, the planner and the tests read costs, success, bias and weights from here instead of sampling them.
 """
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from engine.core.advantage import AdvantageRule
-from engine.core.arm import Accounting
+from engine.core.arm import UNLIMITED, Accounting
 from engine.core.past import Past
 from engine.core.staleness import Bound
 from engine.core.strategy import Counts, Strategy
@@ -14,6 +14,8 @@ Unresolved = Literal["drop", "keep", "shrink", "requeue", "defer"]
 `keep`: trained at zero advantage (GRPO). `shrink`: a group without samples takes its place, so that the step has fewer
 samples (passive filtering). `requeue`: goes on later with its pool and as large a budget again. `defer`: a new visit
 soon."""
+AtExit = Literal["abort", "drain"]
+"""What an arm still has under way when its exit holds. `abort`: it never counts. `drain`: it is finished and counts."""
 
 
 class Futility(Protocol):
@@ -38,6 +40,11 @@ class Policy:
     accounting: Accounting = "launch"
     fixed_width: int = 0
     """Requests in flight an arm; 0 = by need."""
+    at_exit: AtExit = "abort"
+    max_tokens_per_visit: int = UNLIMITED
+    """Counted response tokens at which a visit ends."""
+    max_tokens_per_step: int = 0
+    """Generated response tokens at which a step is taken with the groups it has; 0 = no limit."""
     raise_by_deadline: bool = True
     max_failures: int = 3
     """Failures of one launch before its prompt is quarantined."""

@@ -8,11 +8,13 @@ Source: Girshick, Mosteller, Savage, Annals of Mathematical Statistics 17 (1946)
 Holds for every rule that reads the counts of an arm and nothing else, without expiry (every sample fresh). Rounds are
 such a rule: between two tests it goes on. `again` counts as `continue`: the arm waits, and samples on from its counts.
 A rule that throws dice is walked with the dice of seed 0; its table then holds for arms with that seed only.
-engine/core/law.py walks the same states; whoever seals groups keeps one table for each strategy and budget.
+engine/core/law.py walks the same states; `Estimates` keeps the tables of a run.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from engine.core.arm import Arm
 from engine.core.strategy import Counts, Strategy, Verdict
 
 State = tuple[int, int]
@@ -101,3 +103,27 @@ def unbiased_table(strategy: Strategy, budget: int, gives_up: GivesUp = never) -
             paths[after] = paths.get(after, 0) + num_paths
             starting_right[after] = starting_right.get(after, 0) + num_starting_right
     return table
+
+
+@dataclass(slots=True)
+class Estimates:
+    """Estimates for the arms of a run; a table is made when its first arm asks."""
+
+    _tables: dict[tuple[int, int], dict[State, float]] = field(
+        default_factory=dict[tuple[int, int], dict[State, float]]
+    )
+    """(identity of the strategy, budget) -> table; strategies live as long as the run."""
+
+    def of(self, arm: Arm) -> float:
+        """For an arm that has ended, at the counts where it first stopped: what it drained came after its rule decided.
+
+        The pool's mean where only expiry or a budget given again could end the visit there: the rule's paths never do.
+
+        Args:
+            arm: With at least one counted sample.
+        """
+        key = (id(arm.strategy), arm.budget)
+        if key not in self._tables:
+            self._tables[key] = unbiased_table(arm.strategy, arm.budget)
+        right, total = arm.stop or (arm.num_right, len(arm.counted))
+        return self._tables[key].get((right, total - right), arm.num_right / len(arm.counted))

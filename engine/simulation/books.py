@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.core.advantage import AdvantageRule
 from engine.core.arm import Arm, Prompt
-from engine.core.dispatcher import Retirement
+from engine.core.decisions import Retirement
 from engine.core.group import Group, has_signal
 from engine.simulation.law import Visit, visit_of
 
@@ -68,6 +68,8 @@ class Books:
     """Visits with a signal that made no group: the fresh samples of a class had run out, or the prompt failed."""
     trained_groups: int = 0
     """Groups that the learner took."""
+    vacant_places: int = 0
+    """Places of steps that the token budget of a step left without a group, over the whole run."""
     useful_groups: int = 0
     """Those of them that have an advantage and whose visit was solved."""
     bias_sum: float = 0.0
@@ -122,6 +124,9 @@ class Books:
 
     def taken(self, group: Group, trained_at: int) -> None:
         """The learner has a group."""
+        if group.is_vacant:
+            self.vacant_places += 1
+            return
         visit = self._first_visit(group.arm)
         if visit is None:
             return

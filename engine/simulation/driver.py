@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.core.arm import Arm, Prompt, Sample
-from engine.core.dispatcher import Dispatcher, Launch, Retirement
+from engine.core.decisions import Launch, Retirement
+from engine.core.dispatcher import Dispatcher
 from engine.core.errors import RunError
 from engine.core.group import Group
 from engine.core.width import Pace
@@ -236,6 +237,7 @@ class Driver:
         self._free += 1
         self._num_ended += 1
         self.busy_s += self._duration(tokens)
+        self.dispatcher.spend(tokens)
         if label is None:
             self.observer.lost(arm, tokens)
             retirement = self.dispatcher.fail(arm.arm_id, launch.index)
@@ -262,8 +264,9 @@ class Driver:
             del self._aborted_at[arm.arm_id]
         elapsed_s = aborted_at - (ends_at - self._duration(tokens))
         self.busy_s += elapsed_s
-        done = int((elapsed_s - speed.latency_s) * speed.tokens_per_s)
-        self.observer.lost(arm, min(tokens, max(0, done)))
+        done = min(tokens, max(0, int((elapsed_s - speed.latency_s) * speed.tokens_per_s)))
+        self.dispatcher.spend(done)
+        self.observer.lost(arm, done)
 
     def _close(self) -> None:
         """The end of the run cuts what is under way."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from configs.simulation import Simulation
 from engine.core.arm import Arm, Prompt
-from engine.core.dispatcher import Launch
+from engine.core.decisions import Launch
 from engine.core.prior import Prior
 from engine.core.rng import derive
 

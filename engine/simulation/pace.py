@@ -5,11 +5,13 @@ groups dearer and depends on the step's length in turn, so the two are found tog
 the length anew after each step, from what the second half of the groups so far has cost.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from engine.core.arm import Arm, Prompt
-from engine.core.dispatcher import Dispatcher, Retirement
+from engine.core.decisions import Retirement
+from engine.core.dispatcher import Dispatcher
 from engine.core.group import Group
 from engine.core.policy import Policy
 from engine.core.rng import derive
@@ -87,7 +89,9 @@ def measure_step_s(policy: Policy, speed: Speed, laws_for: Callable[[int], Laws]
     bound = Bound(policy.bound.max_staleness, max(1, round(policy.bound.groups_per_step * scale)))
     pacer = Pacer(laws.config.learner_ratio)
     fails_after = laws.fails_after if laws.config.failure_rate else None
-    dispatcher = Dispatcher(replace(policy, bound=bound, seed=laws.config.seed))
+    tokens = math.ceil(policy.max_tokens_per_step * scale)
+    warm_policy = replace(policy, bound=bound, seed=laws.config.seed, max_tokens_per_step=tokens)
+    dispatcher = Dispatcher(warm_policy)
     warm_speed = replace(speed, slots=slots)
     pacer.driver = Driver(dispatcher, warm_speed, laws.draw, laws.prompts(), pacer, fails_after)
     pacer.driver.run()

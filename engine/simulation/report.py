@@ -7,6 +7,7 @@ from engine.simulation.books import Books
 from engine.simulation.driver import Driver
 from engine.simulation.law import Laws
 
+_TEXT_ONLY = ("visits_lost", "vacant_places")
 Value = str | int | float | dict[str, float] | None
 
 
@@ -70,10 +71,12 @@ class Report:
     visits_lost: int
     """Visits with a signal that made no group: at their budget's end no fresh sample of one class was left, or the
     prompt failed. Only in the text: readers of the JSON know its keys by heart."""
+    vacant_places: int
+    """Places of steps that `learner.max_tokens_per_step` left without a group, over the whole run. Only in the text."""
 
     def as_json(self) -> dict[str, Value]:
         """The keys above, in this order."""
-        return {key: value for key, value in asdict(self).items() if key != "visits_lost"}
+        return {key: value for key, value in asdict(self).items() if key not in _TEXT_ONLY}
 
     def as_text(self) -> str:
         """A few lines to read."""
@@ -94,6 +97,8 @@ class Report:
             f" wrong {_number(self.kept_length_ratio_wrong, 3)} of their law's; pool mean bias"
             f" {_number(self.pool_mean_bias, 4)}",
         ]
+        if self.vacant_places:
+            lines.append(f"places left vacant  {self.vacant_places}")
         if self.implied_weight:
             weights = ", ".join(f"p = {rate}: {weight:.4f}" for rate, weight in self.implied_weight.items())
             lines.append(f"implied weight      {weights}")
@@ -132,6 +137,7 @@ def make_report(strategy: str, books: Books, driver: Driver, laws: Laws, wall_s:
         samples=books.counted + books.greedy + books.wasted,
         wall_s=wall_s,
         visits_lost=books.lost_visits,
+        vacant_places=books.vacant_places,
     )
 
 

@@ -139,8 +139,8 @@ SIGNAL = Row(
     (
         Panel(
             "Useful groups a minute",
-            "Groups with a gradient that were trained; sealed and shipped ones beside them.",
-            (Query(per_minute(_GROUPS, "outcome", outcome="sealed|shipped|trained"), "{{outcome}}"),),
+            "Groups with a gradient that were trained; beside them sealed and shipped ones, and vacant places.",
+            (Query(per_minute(_GROUPS, "outcome", outcome="sealed|shipped|trained|vacant"), "{{outcome}}"),),
         ),
         Panel(
             "Groups without signal",

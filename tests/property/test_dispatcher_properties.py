@@ -23,6 +23,15 @@ RULES = st.sampled_from(
         AdvantageRule(baseline="greedy", whiten=True),
     ]
 )
+CHOICES = st.fixed_dictionaries(
+    {
+        "rule": RULES,
+        "at_exit": st.sampled_from(["abort", "drain"]),
+        "fixed_width": st.sampled_from([0, 0, 5]),
+        "max_tokens_per_visit": st.sampled_from([1 << 62, 23]),
+        "max_tokens_per_step": st.sampled_from([0, 1, 60]),
+    }
+)
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["launch", "launch", "launch", "score", "score", "score", "fail", "ship", "step", "publish"]),
@@ -54,6 +63,7 @@ class Machine:
         assert key not in self.open, "a launch under way was launched again"
         assert launch.index < self.dispatcher.policy.strategy.n_max + self.num_greedy
         assert launch.is_greedy == (launch.index < self.num_greedy)
+        assert launch.arm.ending is None or launch.retry, "a draining arm asked for something new"
         self.open[key] = (launch.retry, self.dispatcher.generation_version)
 
     def pick(self, choice: int) -> tuple[int, int, int, int] | None:
@@ -71,6 +81,8 @@ class Machine:
         self.ended.add(arm.arm_id)
         first = self.num_greedy
         assert [s.index for s in arm.counted] == list(range(first, first + len(arm.counted)))
+        if self.dispatcher.policy.at_exit == "drain" and retirement.reason != "failed":
+            assert first + len(arm.counted) == arm.num_launched, "an arm retired before all it launched counted"
         for key in [key for key in self.open if key[0] == arm.arm_id]:
             del self.open[key]
 
@@ -80,6 +92,7 @@ class Machine:
             arm_id, index, retry, version = picked
             assert self.dispatcher.is_open(arm_id, index, retry)
             is_right = choice % 3 == 0
+            self.dispatcher.spend(5)
             self.retire(self.dispatcher.score(arm_id, Sample(index, float(is_right), is_right, version, 5, None)))
 
     def fail(self, choice: int) -> None:
@@ -99,6 +112,9 @@ class Machine:
             assert all(s.index >= self.num_greedy for s in group.kept)
             assert len({s.index for s in group.kept}) == len(group.kept) <= self.dispatcher.policy.strategy.group_size
             self.shipped.append(group)
+            batch = self.dispatcher.policy.bound.groups_per_step
+            step = self.shipped[(len(self.shipped) - 1) // batch * batch :]
+            assert step[0].kept, "a step began with a vacant place"
 
     def step(self, _choice: int) -> None:
         batch = self.dispatcher.policy.bound.groups_per_step
@@ -120,14 +136,14 @@ class Machine:
 @settings(max_examples=300, deadline=None)
 @given(
     strategy=STRATEGIES,
-    rule=RULES,
     events=EVENTS,
     max_staleness=st.integers(0, 3),
     batch=st.integers(1, 4),
     is_pressed=st.booleans(),
+    choices=CHOICES,
 )
-def test_no_order_of_events_breaks_an_invariant(strategy, rule, events, max_staleness, batch, is_pressed) -> None:
-    policy = Policy(strategy, Bound(max_staleness, batch), max_failures=3, rule=rule)
+def test_no_order_of_events_breaks_an_invariant(strategy, events, max_staleness, batch, is_pressed, choices) -> None:
+    policy = Policy(strategy, Bound(max_staleness, batch), max_failures=3, **choices)
     machine = Machine(policy, Pace(10.0, 10.0) if is_pressed else Pace())
     for name, choice in events:
         getattr(machine, name)(choice)

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from engine.core.advantage import AdvantageRule
-from engine.core.dispatcher import Launch
+from engine.core.decisions import Launch
 from engine.core.futility import Threshold
 from engine.core.law import exact_law, implied_weight
 from engine.core.past import EMPTY

@@ -174,6 +174,44 @@ def test_kept_lengths_follow_their_law_in_launch_order_and_not_in_order_of_compl
     assert biased.kept_length_ratio_wrong < 0.8
 
 
+def test_a_token_budget_of_a_visit_costs_hard_prompts_most_and_wastes_what_was_under_way() -> None:
+    setting = "sim.pass_rate=[0.05,0.5] sim.prompts=4000"
+    free, capped = play(setting), play(f"{setting} strategy.max_tokens_per_visit=800")
+    assert capped.samples_per_prompt_mean < free.samples_per_prompt_mean
+    assert capped.success_rate < free.success_rate
+    # Exact without a budget: 5.757 and 1; 2.70 and 0.99 were measured with it, over 16,000 prompts.
+    assert capped.implied_weight["0.05"] == pytest.approx(2.70, abs=0.35)
+    assert capped.implied_weight["0.5"] == pytest.approx(0.99, abs=0.05)
+    assert free.implied_weight["0.05"] > 5.0
+    assert capped.tokens_wasted > 0
+    drained = play(f"{setting} strategy.max_tokens_per_visit=800 strategy.at_exit=drain")
+    assert drained.tokens_wasted == 0
+
+
+def test_a_token_budget_of_a_visit_keeps_wrong_answers_too_short_where_they_are_long() -> None:
+    setting = "sim.pass_rate=0.2 sim.prompts=8000 sim.length_ratio_wrong=2 strategy.max_tokens_per_visit="
+    capped, free = play(f"{setting}400"), play(f"{setting}0")
+    # 0.944 against 0.998 at this seed; the pool's share of right ones falls from 0.27 to 0.19.
+    assert capped.kept_length_ratio_wrong < 0.97 < free.kept_length_ratio_wrong
+    assert capped.pool_mean_bias < 0.0 < free.pool_mean_bias
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_token_budget_of_a_step_leaves_places_vacant_and_every_visit_ends(max_staleness) -> None:
+    runs = {
+        budget: play(f"staleness.max={max_staleness} learner.max_tokens_per_step={budget}", learns_at_once=False)
+        for budget in (0, 5_000, 1)
+    }
+    assert runs[0].vacant_places == 0 < min(runs[5_000].vacant_places, runs[1].vacant_places)
+    # One group a step, fifteen places vacant.
+    assert runs[1].vacant_places % 15 == 0
+    assert f"places left vacant  {runs[1].vacant_places}" in runs[1].as_text()
+    assert "vacant" not in runs[0].as_text()
+    for report in runs.values():
+        assert report.staleness_max <= max_staleness
+        assert report.useful_groups > 0
+
+
 @pytest.mark.parametrize("max_staleness", [0, 1, 2])
 def test_no_sample_over_the_bound_reaches_a_gradient(max_staleness) -> None:
     report = play(f"staleness.max={max_staleness} sim.update_s=0.2", learns_at_once=False)
@@ -253,6 +291,9 @@ def test_the_command_prints_a_short_text(capsys) -> None:
         ("sim.learner_ratio=inf", "sim.learner_ratio"),
         ("sim.failure_rate=1", "sim.failure_rate"),
         ("sim.tokens_mean=-3", "sim.tokens_mean"),
+        ("strategy.at_exit=wait", "strategy.at_exit"),
+        ("strategy.max_tokens_per_visit=-1", "strategy.max_tokens_per_visit"),
+        ("learner.max_tokens_per_step=-1", "learner.max_tokens_per_step"),
         ("strategy.n_max=3", "strategy.n_max must be >= k_pos + k_neg"),
         ("sim.pass_rate=nowhere.jsonl", "nowhere.jsonl: cannot be read"),
     ],

@@ -2,10 +2,13 @@
 
 import json
 import math
+import secrets
 import statistics
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from configs import Config
 from tests.support.whole_run import WholeRun
@@ -34,6 +37,7 @@ def assert_sound(run: WholeRun, summary: dict, first_index: int = 0) -> None:
     assert summary["tokens_missing"] == 0
     assert summary["max_staleness_seen"] <= run.config.staleness.max
     assert summary["groups_trained"] == summary["steps"] * run.config.learner.groups_per_step
+    assert summary["groups_trained"] - summary["vacant_places"] >= summary["steps"]
     for arm in {row["arm"] for row in rows}:
         indices = sorted(row["index"] for row in rows if row["arm"] == arm)
         assert indices == list(range(first_index, first_index + len(indices)))
@@ -44,8 +48,8 @@ def assert_sound(run: WholeRun, summary: dict, first_index: int = 0) -> None:
 def test_a_run_with_crashing_workers_and_failing_samples_is_sound(
     tmp_path: Path, seed: int, max_staleness: int
 ) -> None:
-    settings = config(run={"seed": seed}, staleness={"max": max_staleness}, simulated={"failure_rate": 0.05})
-    run = WholeRun(settings, tmp_path, crashes=6, seed=seed)
+    chosen = config(run={"seed": seed}, staleness={"max": max_staleness}, simulated={"failure_rate": 0.05})
+    run = WholeRun(chosen, tmp_path, crashes=6, seed=seed)
     summary = run.run()
     assert summary["steps"] == 12
     assert run.children.num_restarts > 0
@@ -82,6 +86,70 @@ def test_advantages_that_need_more_than_labels_keep_a_crashing_run_sound(
         assert all(event["std"] > 0.0 and event["samples"] > 8 for event in whitened)
 
 
+@pytest.mark.timeout(300)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 1000),
+    max_staleness=st.sampled_from([0, 1, 4]),
+    width=st.sampled_from([0, 6]),
+    accounting=st.sampled_from(["launch", "completion"]),
+    max_tokens_per_visit=st.sampled_from([0, 1, 1500]),
+    max_tokens_per_step=st.sampled_from([0, 1, 6000]),
+)
+def test_no_token_is_lost_with_draining_arms_and_token_budgets_whatever_crashes(
+    tmp_path: Path, seed, max_staleness, width, accounting, max_tokens_per_visit, max_tokens_per_step
+) -> None:
+    chosen = config(
+        run={"seed": seed, "max_steps": 6},
+        staleness={"max": max_staleness},
+        simulated={"failure_rate": 0.05},
+        strategy={
+            "at_exit": "drain",
+            "width": width,
+            "accounting": accounting,
+            "max_tokens_per_visit": max_tokens_per_visit,
+            # A visit of one sample has no signal: its places are left empty.
+            "unresolved": "shrink",
+        },
+        learner={"max_tokens_per_step": max_tokens_per_step},
+    )
+    run = WholeRun(chosen, tmp_path / secrets.token_hex(4), crashes=3, seed=seed)
+    summary = run.run()
+    rows = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    assert summary["steps"] == 6
+    assert summary["tokens_missing"] == 0
+    assert summary["samples_counted"] == len({(row["arm"], row["index"]) for row in rows}) == len(rows)
+    assert summary["max_staleness_seen"] <= max_staleness
+    assert (summary["vacant_places"] > 0) <= (max_tokens_per_step > 0)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 4])
+def test_a_budget_of_one_token_trains_one_group_a_step_and_never_stands_still(
+    tmp_path: Path, max_staleness: int
+) -> None:
+    chosen = config(staleness={"max": max_staleness}, learner={"max_tokens_per_step": 1})
+    run = WholeRun(chosen, tmp_path)
+    summary = run.run()
+    assert_sound(run, summary)
+    assert (summary["steps"], summary["vacant_places"]) == (12, 12 * 7)
+
+
+def test_a_drained_run_to_the_end_of_its_prompts_aborts_nothing(tmp_path: Path) -> None:
+    sections = {
+        "staleness": {"max": 1_000_000},
+        "data": {"max_epochs": 1, "train": "simulated:60"},
+        "run": {"max_steps": 1000},
+        "learner": {"groups_per_step": 1},
+    }
+    run = WholeRun(config(**sections, strategy={"width": 6, "at_exit": "drain"}), tmp_path, crashes=3)
+    summary = run.run()
+    assert_sound(run, summary)
+    assert summary["samples_aborted"] == summary["tokens_aborted"] == 0
+    assert len(pools(run)) == 60
+    by_need = WholeRun(config(**sections), tmp_path / "need").run()
+    assert by_need["samples_counted"] < summary["samples_counted"]
+
+
 def pools(run: WholeRun) -> dict[int, list]:
     rows = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
     by_arm: dict[int, list] = {}
@@ -93,7 +161,7 @@ def pools(run: WholeRun) -> dict[int, list]:
 def test_without_expiry_one_seed_counts_and_keeps_the_same_samples_at_any_concurrency(tmp_path: Path) -> None:
     found = []
     for number, (workers, slots, width) in enumerate(((1, 4, 0), (3, 16, 0), (2, 16, 6))):
-        settings = config(
+        chosen = config(
             staleness={"max": 1_000_000},
             worker={"count": workers, "slots": slots},
             strategy={"width": width},
@@ -101,7 +169,7 @@ def test_without_expiry_one_seed_counts_and_keeps_the_same_samples_at_any_concur
             run={"max_steps": 1000},
             learner={"groups_per_step": 1},
         )
-        run = WholeRun(settings, tmp_path / str(number))
+        run = WholeRun(chosen, tmp_path / str(number))
         run.run()
         found.append(pools(run))
     assert len(found[0]) == 60
@@ -114,7 +182,7 @@ PASS_RATE, EXACT_SAMPLES = 0.2, 10.140386
 
 def stopping_law(tmp_path: Path, accounting: str, num_prompts: int) -> tuple[float, float, float]:
     """Whole engine, eight in flight an arm, wrong answers twice as long: z-score of samples, length ratios by class."""
-    settings = config(
+    chosen = config(
         staleness={"max": 1_000_000},
         worker={"count": 4, "slots": 64},
         strategy={"width": 8, "accounting": accounting},
@@ -125,7 +193,7 @@ def stopping_law(tmp_path: Path, accounting: str, num_prompts: int) -> tuple[flo
         run={"max_steps": 1_000_000},
         learner={"groups_per_step": 1},
     )
-    run = WholeRun(settings, tmp_path)
+    run = WholeRun(chosen, tmp_path)
     run.run()
     by_arm = pools(run)
     counts = [len(pool) for pool in by_arm.values()]

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.core.arm import Arm, Prompt
-from engine.core.dispatcher import Dispatcher, Launch, Retirement
+from engine.core.decisions import Launch, Retirement
+from engine.core.dispatcher import Dispatcher
 from engine.core.group import Group
 from engine.core.policy import Policy
 from engine.simulation.driver import Driver as EventDriver

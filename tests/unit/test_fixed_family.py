@@ -4,7 +4,7 @@ import pytest
 
 from engine.core.advantage import AdvantageRule
 from engine.core.arm import Arm, Sample
-from engine.core.dispatcher import Retirement
+from engine.core.decisions import Retirement
 from engine.core.group import seal
 from engine.core.law import exact_law
 from engine.core.policy import Unresolved

@@ -8,7 +8,8 @@ import pytest
 
 from engine.core.advantage import AdvantageRule
 from engine.core.arm import Sample
-from engine.core.dispatcher import Dispatcher, Retirement
+from engine.core.decisions import Retirement
+from engine.core.dispatcher import Dispatcher
 from engine.core.policy import Policy
 from engine.core.staleness import Bound
 from engine.core.strategy import Counts

@@ -5,7 +5,8 @@ import pytest
 from configs.simulation import Simulation
 from engine.core.advantage import AdvantageRule
 from engine.core.arm import Accounting, Arm, Sample
-from engine.core.dispatcher import Dispatcher, Launch, Retirement
+from engine.core.decisions import Launch, Retirement
+from engine.core.dispatcher import Dispatcher
 from engine.core.group import has_signal, seal
 from engine.core.policy import Policy
 from engine.core.prior import of_rates

@@ -143,9 +143,10 @@ def test_a_group_without_tokens_makes_no_segment():
 def test_groups_without_samples_make_no_segment_and_no_micro_batch():
     rng = np.random.default_rng(0)
     empty = [random_group(rng, number, lengths=()) for number in range(3)]
+    empty.append(random_group(rng, 4, prompt=[], lengths=()))
     assert fill_micro_batches(split_groups(empty), 64) == []
     full = random_group(rng, 3)
-    beside = split_groups([empty[0], full, empty[1]])
+    beside = split_groups([empty[0], full, empty[3]])
     assert [segment.samples for segment in beside] == [segment.samples for segment in split_groups([full])]
 
 

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 
 from engine.core.arm import Sample
-from engine.core.dispatcher import Dispatcher, Retirement
+from engine.core.decisions import Retirement
+from engine.core.dispatcher import Dispatcher
 from engine.core.policy import Policy
 from engine.core.staleness import Bound
 from engine.core.strategy import Strategy

@@ -8,7 +8,8 @@ import pytest
 
 from configs.simulation import Simulation
 from engine.core.arm import Arm, Prompt
-from engine.core.dispatcher import Dispatcher, Launch
+from engine.core.decisions import Launch
+from engine.core.dispatcher import Dispatcher
 from engine.core.errors import RunError
 from engine.core.policy import Policy
 from engine.core.prior import of_rates, tiers

@@ -43,6 +43,7 @@ def test_every_strategy_has_one_row() -> None:
         ("name | baseline", names(Advantage, "name") - {"`auto`"}),
         ("value | what happens", names(Strategy, "unresolved") - {"`auto`"}),
         ("rule | stops an arm when", names(Strategy, "futility")),
+        ("at the exit | what becomes of what an arm still has under way", names(Strategy, "at_exit")),
         ("name | rule | source", names(Selector, "name")),
     ],
 )

@@ -84,7 +84,8 @@ def test_groups_without_samples_add_nothing_to_a_gradient():
     rng = np.random.default_rng(0)
     empty, full = random_group(rng, 0, lengths=()), random_group(rng, 1)
     beside, alone = backend_of(tiny_policy()), backend_of(tiny_policy())
-    assert beside.accumulate([empty, full, empty]) == alone.accumulate([full])
+    vacant = random_group(rng, 2, prompt=[], lengths=())
+    assert beside.accumulate([empty, full, vacant]) == alone.accumulate([full])
     assert torch.equal(beside._grads_N, alone._grads_N)
-    assert beside.accumulate([empty])[0].tokens == 0
+    assert beside.accumulate([empty, vacant])[0].tokens == 0
     assert torch.equal(beside._grads_N, alone._grads_N)
