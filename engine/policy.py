@@ -1,5 +1,8 @@
 """From a configuration to the dispatcher's fixed choices: the one place where names become objects."""
 
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
 from configs.load import ConfigError
 from configs.root import Config
 from configs.strategy import Advantage
@@ -11,6 +14,8 @@ from engine.core.staleness import Bound
 from engine.core.strategy import Strategy
 from engine.futility_table import solve
 from engine.profiles import load_law
+
+Choice = TypeVar("Choice", bound=str)
 
 PRESETS = {
     "ada": AdvantageRule(),
@@ -33,12 +38,16 @@ def make_policy(config: Config) -> Policy:
     """What `config` says about sampling.
 
     Raises:
-        ConfigError: a user's strategy that cannot be loaded, or a futility table that cannot be solved.
+        ConfigError: a user's strategy that cannot be loaded, a futility table that cannot be solved, or stages whose
+            strategies mean different things by `auto`.
         DataError: a futility prior that cannot be read.
     """
-    own = config.strategy
+    own, names = config.strategy, [strategy.name for strategy in config.strategies]
     strategy = strategies.build(own, config)
-    unresolved = OWN_UNRESOLVED.get(own.name, "drop") if own.unresolved == "auto" else own.unresolved
+    unresolved = own.unresolved
+    if unresolved == "auto":
+        meanings: dict[str, Unresolved] = {name: OWN_UNRESOLVED.get(name, "drop") for name in names}
+        unresolved = _same("strategy.unresolved", meanings)
     return Policy(
         strategy=strategy,
         bound=Bound(config.staleness.max, config.learner.groups_per_step),
@@ -46,15 +55,19 @@ def make_policy(config: Config) -> Policy:
         accounting=own.accounting,
         fixed_width=own.width,
         # A width above need would reach across the end of a round.
-        raise_by_deadline=own.raise_by_deadline and own.name != "rounds",
+        raise_by_deadline=own.raise_by_deadline and "rounds" not in names,
         max_failures=config.worker.max_sample_failures,
-        rule=advantage_rule(config.advantage, own.name),
+        rule=_rule(config.advantage, names),
         unresolved=unresolved,
         requeue_after=own.requeue_after,
         futility=_futility(config, strategy),
         visit_decay=config.history.visit_decay,
         version_decay=config.history.version_decay,
-        stages=tuple((stage.from_step, strategies.build(stage.strategy, config)) for stage in config.stages),
+        stages=tuple(
+            (stage.from_step, strategies.build(stage.strategy, config))
+            for stage in config.schedule
+            if stage.from_step and stage.strategy is not None
+        ),
     )
 
 
@@ -73,13 +86,34 @@ def advantage_rule(config: Advantage, strategy: str) -> AdvantageRule:
     )
 
 
+def _rule(config: Advantage, names: Sequence[str]) -> AdvantageRule:
+    """One rule for all strategies of a run."""
+    if config.name == "auto":
+        _same("advantage.name", {name: OWN_ADVANTAGE.get(name, "ada") for name in names})
+    return advantage_rule(config, names[0])
+
+
+def _same(key: str, meanings: Mapping[str, Choice]) -> Choice:
+    """What `auto` means for every strategy of a run.
+
+    Raises:
+        ConfigError: it means different things in different stages.
+    """
+    first, *others = meanings.values()
+    if any(other != first for other in others):
+        said = ", ".join(f"{meaning} for {name}" for name, meaning in meanings.items())
+        raise ConfigError(f"{key} = auto means {said}, and holds for the whole run: with [[stages]], say which")
+    return first
+
+
 def _futility(config: Config, strategy: Strategy) -> Futility | None:
     own, name = config.futility, config.strategy.futility
     if name == "auto":
-        name = "expired" if config.strategy.name in ("balance", "positives") and not config.stages else "none"
+        is_expired = config.strategy.name in ("balance", "positives") and len(config.strategies) == 1
+        name = "expired" if is_expired else "none"
     if name == "none":
         return None
-    if config.stages:
+    if len(config.strategies) > 1:
         raise ConfigError("strategy.futility must be none or auto with [[stages]]: its table belongs to one exit rule")
     if name != "optimal":
         needs_expiry = name == "expired"
