@@ -8,12 +8,13 @@ import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from configs.root import Config
+from configs.strategy import RUN_WIDE
 
 
 class ConfigError(ValueError):
@@ -42,7 +43,9 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
 
 def dump_config(config: Config) -> str:
     """The whole configuration, defaults included, as TOML that `load_config` reads back to an equal one."""
-    return tomli_w.dumps(config.model_dump(mode="json"))
+    # A stage may not set the keys that hold for the whole run, so it is written without them.
+    stages = {"__all__": {"strategy": RUN_WIDE}}
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"stages": stages}))
 
 
 def _apply(table: dict[str, object], override: str) -> None:
@@ -76,16 +79,29 @@ def _lines(error: ValidationError) -> Iterable[str]:
             hint = f"did you mean {near[0]!r}? " if near else ""
             yield f"unknown key {where!r} (got {got}); {hint}allowed: {', '.join(allowed)}"
         elif fault["type"] == "value_error":
-            yield str(fault["msg"]).removeprefix("Value error, ")
+            # The text names its key; of several stages, say which.
+            place = f"stages.{fault['loc'][1]}: " if fault["loc"][:1] == ("stages",) else ""
+            yield place + str(fault["msg"]).removeprefix("Value error, ")
         else:
             yield f"{where}: {fault['msg']}, got {got}"
 
 
 def _allowed(location: tuple[int | str, ...]) -> list[str]:
+    """Keys of the section at a place; lists of sections are entered by number."""
     model: type[BaseModel] = Config
     for name in location:
-        inner = model.model_fields[str(name)].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        if isinstance(name, int):
+            continue
+        inner = _section(model.model_fields[name].annotation)
+        if inner is None:
             break
         model = inner
     return sorted(model.model_fields)
+
+
+def _section(annotation: object) -> type[BaseModel] | None:
+    """The section that a field holds, also in a list or optionally."""
+    for kind in (annotation, *cast("tuple[object, ...]", get_args(annotation))):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None

@@ -1,6 +1,6 @@
 """Who runs where: generation workers, learner, server addresses, cores."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,7 +10,7 @@ from configs.base import Section
 class Simulated(Section):
     """The simulated worker and learner: seeded latencies and pass rates (worker.kind = "simulated")."""
 
-    pass_rate: tuple[float, ...] = ()
+    pass_rate: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = ()
     """Pass rates drawn from, uniformly by prompt; empty = the four published tiers, uniform within each."""
     tokens_mean: float = Field(default=64.0, gt=0.0)
     """Mean response length of a right answer."""

@@ -9,9 +9,10 @@ from configs.inputs import Data, Evaluation, Model, Verifier
 from configs.loss import Loss
 from configs.processes import Cores, Server, Simulated, Worker
 from configs.sampling import Reward, Sampling, Staleness
+from configs.schedule import LEAST_STEPS, Stage, seed_schedule
 from configs.selection import Selector
 from configs.simulation import Simulation
-from configs.strategy import ALLOCATING, Advantage, Allocation, Futility, Giveup, History, Pilot, Stage, Strategy
+from configs.strategy import ALLOCATING, Advantage, Allocation, Futility, Giveup, History, Pilot, Strategy
 from configs.training import Checkpoint, Learner, Optimizer, Run, Weights
 
 
@@ -27,7 +28,7 @@ class Config(Section):
     strategy: Strategy = Field(default_factory=Strategy)
     """Exit rule and kept samples."""
     stages: list[Stage] = Field(default_factory=list[Stage])
-    """Later strategies, in order."""
+    """Strategies and selectors of later parts of the run, in order."""
     advantage: Advantage = Field(default_factory=Advantage)
     """Baseline and weights."""
     selector: Selector = Field(default_factory=Selector)
@@ -73,23 +74,54 @@ class Config(Section):
     server: Server = Field(default_factory=Server)
     """Addresses and terminal view."""
 
+    @property
+    def schedule(self) -> list[Stage]:
+        """[[stages]], or the seeds' schedule where `strategy.name` is `staged` and none are written."""
+        if self.strategy.name == "staged" and not self.stages:
+            return seed_schedule(self.run.max_steps)
+        return self.stages
+
+    @property
+    def strategies(self) -> list[Strategy]:
+        """Strategies of the run in the order in which they take force; the first one is that of version 0."""
+        staged = [stage.strategy for stage in self.schedule if stage.strategy is not None]
+        return staged if self.strategy.name == "staged" else [self.strategy, *staged]
+
     @model_validator(mode="after")
-    def _stages_are_in_order(self) -> Self:
-        firsts = [stage.from_step for stage in self.stages]
+    def _stages_cover_the_run(self) -> Self:
+        firsts, max_steps = [stage.from_step for stage in self.stages], self.run.max_steps
+        is_staged = self.strategy.name == "staged"
+        if is_staged and not firsts and max_steps < LEAST_STEPS:
+            raise ValueError(
+                f"run.max_steps must be >= {LEAST_STEPS} for strategy.name = staged without [[stages]], got"
+                f" {max_steps}: its schedule is made of fifths of the run"
+            )
+        if is_staged and firsts and firsts[0]:
+            raise ValueError(
+                f"stages.0.from_step must be 0 for strategy.name = staged, got {firsts[0]}: nothing covers the start"
+            )
+        if is_staged and firsts and self.stages[0].strategy is None:
+            raise ValueError("stages.0.strategy must be set for strategy.name = staged: nothing else does")
+        if not is_staged and firsts and not firsts[0]:
+            raise ValueError("stages.0.from_step must be >= 1, got 0: [strategy] covers the start, or is `staged`")
         if firsts != sorted(set(firsts)):
             raise ValueError(f"stages must have rising from_step, got {firsts}")
-        if self.run.max_steps and firsts and firsts[-1] >= self.run.max_steps:
-            raise ValueError(f"stages must begin before run.max_steps = {self.run.max_steps}, got {firsts[-1]}")
+        if max_steps and firsts and firsts[-1] >= max_steps:
+            raise ValueError(f"stages must begin before run.max_steps = {max_steps}, got {firsts[-1]}")
         return self
 
     @model_validator(mode="after")
     def _budgets_can_be_set(self) -> Self:
-        name, spend = self.strategy.name, self.allocation
-        if name not in ALLOCATING:
-            return self
-        if spend.samples_per_prompt > self.strategy.n_max:
+        for strategy in self.strategies:
+            if strategy.name in ALLOCATING:
+                self._check_budgets(strategy)
+        return self
+
+    def _check_budgets(self, strategy: Strategy) -> None:
+        name, spend = strategy.name, self.allocation
+        if spend.samples_per_prompt > strategy.n_max:
             raise ValueError(
-                f"allocation.samples_per_prompt must be <= strategy.n_max = {self.strategy.n_max} for {name},"
+                f"allocation.samples_per_prompt must be <= strategy.n_max = {strategy.n_max} for {name},"
                 f" got {spend.samples_per_prompt:g}"
             )
         if name == "vip" and spend.n_min < 2:
@@ -99,7 +131,6 @@ class Config(Section):
                 "history.version_decay must be < 1 for gvm, got 1: a prompt whose first samples were all wrong would"
                 " never be visited again"
             )
-        return self
 
     @model_validator(mode="after")
     def _estimate_reads_labels_only(self) -> Self:

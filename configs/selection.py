@@ -1,4 +1,4 @@
-"""Which prompt is visited next (engine/core/selectors): the section `selector`."""
+"""Which prompt is visited next (engine/core/selectors): the section `selector`, and `stages.selector` for a stage."""
 
 from typing import Literal, Self
 
@@ -50,6 +50,8 @@ class Greso(Section):
 
     @model_validator(mode="after")
     def _starts_within_its_range(self) -> Self:
+        if self.p_min > self.p_max:
+            raise ValueError(f"selector.greso.p_min must be <= p_max = {self.p_max:g}, got {self.p_min:g}")
         for name, chance in (("p_easy", self.p_easy), ("p_hard", self.p_hard)):
             if not self.p_min <= chance <= self.p_max:
                 raise ValueError(
@@ -63,7 +65,7 @@ class Curriculum(Section):
     """A target pass rate that moves over training ([selector.curriculum])."""
 
     first: float = Field(default=0.75, ge=0.0, le=1.0)
-    """Target at the start of the run."""
+    """Target at the start of the run, or of the stage that sets it."""
     last: float = Field(default=0.25, ge=0.0, le=1.0)
     """Target after `steps`."""
     steps: int = Field(default=200, ge=1)

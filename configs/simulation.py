@@ -12,9 +12,13 @@ class Simulation(Section):
     """Laws and sizes of a simulated run. The strategy, η and B are those of the run itself."""
 
     pass_rate: float | tuple[float, ...] | str = "tiers"
-    """Law of the pass rate over prompts: a number, a list (each as frequent), `tiers`, or a measured profile file."""
+    """Law of the pass rate over prompts: a number, a list (each as frequent; also `0.1,0.5`), `tiers`, or a measured
+    profile file (.jsonl or .csv: prompt_id, and rate, or right and total)."""
     prompts: int = Field(default=2000, ge=1)
-    """Prompts whose first visit is reported; others follow in the queue, so that the slots stay full."""
+    """Prompts whose visits are reported; others follow in the queue, so that the slots stay full."""
+    epochs: int = Field(default=1, ge=1)
+    """Turns of each prompt; [selector] makes a turn a visit or passes the prompt over. 1: first visits only. A prompt
+    that was deferred or failed comes back at its next turn."""
     workers: int = Field(default=1, ge=1)
     """Generation workers."""
     slots: int = Field(default=64, ge=1)
@@ -23,7 +27,7 @@ class Simulation(Section):
     """Seeds every draw: of prompt, label, length, failure and kept set."""
     learner_ratio: float = Field(default=1.2, gt=0.0, allow_inf_nan=False)
     """The learner's rate over the generators': a step takes B / (ratio x groups that full slots finish a second, at
-    this η; measured in a warm-up)."""
+    this η; measured in a warm-up of first visits)."""
     update_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Seconds from the end of a step until new samples start from its weights; generation goes on meanwhile."""
     tokens_mean: float = Field(default=64.0, gt=0.0, allow_inf_nan=False)
@@ -44,6 +48,7 @@ class Simulation(Section):
     @field_validator("pass_rate", mode="before")
     @classmethod
     def _is_a_law(cls, value: object) -> object:
+        value = _numbers(value) or value if isinstance(value, str) else value
         rates = cast("Sequence[object]", value) if isinstance(value, list | tuple) else [value]
         is_name = isinstance(value, str) and value != ""
         if not is_name and not (rates and all(_is_rate(rate) for rate in rates)):
@@ -52,6 +57,14 @@ class Simulation(Section):
                 f" got {rates!r:.80}"
             )
         return rates if isinstance(value, list | tuple) else value
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """The numbers of `0.1,0.5`; empty when it is something else."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return ()
 
 
 def _is_rate(value: object) -> bool:

@@ -3,17 +3,18 @@
 Strategies are named as in docs/strategies.md. A name with a colon, `package.module:Class`, loads a user's own.
 """
 
-from typing import Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.base import Section
 
 STRATEGIES = (
     "balance", "dapo", "estimate", "filter", "fixed", "giveup", "gvm", "knapsack", "pilot", "positives", "raft",
-    "reject", "rounds", "vip",
+    "reject", "rounds", "staged", "vip",
 )  # fmt: skip
-"""Known names; stages are made of them ([[stages]])."""
+"""Known names; `staged` is a schedule of the others (configs/schedule.py)."""
 RUN_WIDE = {
     "accounting", "at_exit", "futility", "max_tokens_per_visit", "raise_by_deadline", "requeue_after", "unresolved",
     "width",
@@ -21,6 +22,10 @@ RUN_WIDE = {
 """Keys of a strategy that a stage cannot change."""
 ALLOCATING = ("estimate", "gvm", "knapsack", "vip")
 """Those whose budgets come from [allocation]."""
+KEEPING_ALL = (*ALLOCATING, "dapo", "filter", "fixed", "giveup", "pilot", "raft", "reject")
+"""Those whose authors train every sample; the others downsample."""
+DOWNSAMPLED = 4
+"""Kept samples of arXiv 2510.04996."""
 
 
 class Strategy(Section):
@@ -36,10 +41,11 @@ class Strategy(Section):
     """Wrong samples that an arm needs (balance, rounds)."""
     n_max: int = Field(default=32, ge=1)
     """Samples that count for one visit of a prompt, at most."""
-    group_size: int = Field(default=4, ge=0)
-    """Samples kept for training, at most (n); 0 = every fresh one."""
+    group_size: int = Field(default=DOWNSAMPLED, ge=0)
+    """Samples kept for training, at most (n); 0 = every fresh one. `auto` or absent: 4, but at most n_max, for balance,
+    positives, rounds and your own, 0 for all others, as their authors."""
     round_size: int = Field(default=8, ge=1)
-    """Samples of one round (rounds, giveup), and of a first visit (gvm)."""
+    """Samples of one round (rounds), and of a first visit (gvm)."""
     rounds: int = Field(default=4, ge=1)
     """Rounds at most (rounds): round_size x rounds must be n_max."""
     width: int = Field(default=0, ge=0)
@@ -65,6 +71,16 @@ class Strategy(Section):
     requeue_after: int = Field(default=64, ge=0)
     """Prompts admitted before an arm that waits (giveup, requeue) goes on."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keeps_what_its_authors_keep(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        given = dict(cast("Mapping[str, object]", value))
+        if given.get("group_size", "auto") == "auto":
+            given["group_size"] = own_group_size(given.get("name", "balance"), given.get("n_max", 32))
+        return given
+
     @model_validator(mode="after")
     def _is_known(self) -> Self:
         if self.name not in STRATEGIES and ":" not in self.name:
@@ -83,7 +99,7 @@ class Strategy(Section):
             raise ValueError(f"strategy.n_max must be >= k_pos = {self.k_pos} for {self.name}, got {self.n_max}")
         if rule == "balance" and self.group_size % 2:
             raise ValueError(f"strategy.group_size must be even for {self.name}, got {self.group_size}")
-        if self.group_size > self.n_max and self.name != "pilot":
+        if self.group_size > self.n_max and self.name not in ("giveup", "pilot", "staged"):
             raise ValueError(f"strategy.group_size must be <= n_max = {self.n_max}, got {self.group_size}")
         if self.name == "giveup" and self.unresolved in ("requeue", "defer"):
             raise ValueError(f"strategy.unresolved must not be {self.unresolved} for giveup: it throws for that itself")
@@ -91,6 +107,14 @@ class Strategy(Section):
             product = self.round_size * self.rounds
             raise ValueError(f"strategy.round_size x rounds must be n_max = {self.n_max}, got {product}")
         return self
+
+
+def own_group_size(name: object, n_max: object) -> int:
+    """The group size of a strategy that is given none; values that are not checked yet may be anything."""
+    if name in KEEPING_ALL:
+        return 0
+    # Even, since balance keeps as many of each class.
+    return min(DOWNSAMPLED, n_max - n_max % 2) if isinstance(n_max, int) and n_max > 1 else DOWNSAMPLED
 
 
 class Advantage(Section):
@@ -162,8 +186,19 @@ class Allocation(Section):
 class Giveup(Section):
     """Never give up (giveup): all-wrong prompts come back with a probability."""
 
-    p_requeue: float = Field(default=0.875, ge=0.0, lt=1.0)
+    k: int = Field(default=4, ge=1)
+    """Samples of one round (K)."""
+    p_requeue: float = Field(default=0.95, ge=0.0, lt=1.0)
     """Probability that an arm without a right sample goes on later with another round."""
+    max_samples: int = Field(default=1024, ge=1)
+    """Samples of a prompt over all its rounds, at most; at 0.95 and rounds of 4, one hopeless prompt in 500,000 gets so
+    far."""
+
+    @model_validator(mode="after")
+    def _a_round_fits(self) -> Self:
+        if self.max_samples < self.k:
+            raise ValueError(f"giveup.max_samples must be >= k = {self.k}, got {self.max_samples}")
+        return self
 
 
 class Pilot(Section):
@@ -198,17 +233,9 @@ class Futility(Section):
     """optimal: law of p over prompts: `tiers`, a number, numbers with commas, or a profile file (.jsonl or .csv with
     prompt_id and rate, or right and total)."""
 
-
-class Stage(Section):
-    """A later strategy of a run: [[stages]] with a first step and what changes."""
-
-    from_step: int = Field(ge=1)
-    """Policy version from which new arms use it."""
-    strategy: Strategy = Field(default_factory=Strategy)
-    """The whole strategy of the stage, without the keys that hold for the whole run."""
-
-    @model_validator(mode="after")
-    def _leaves_the_run_alone(self) -> Self:
-        if changed := sorted(self.strategy.model_fields_set & RUN_WIDE):
-            raise ValueError(f"stages.strategy must not set {', '.join(changed)}: [strategy] does, for the whole run")
-        return self
+    @field_validator("prior", mode="before")
+    @classmethod
+    def _numbers_are_a_law(cls, value: object) -> object:
+        if isinstance(value, list | tuple):
+            return ",".join(str(part) for part in cast("Sequence[object]", value))
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value

@@ -16,12 +16,14 @@ def describe_plan(config: Config, cores: CorePlan) -> str:
     width = config.strategy.width or need
     slots = config.worker.count * config.worker.slots
     groups = config.learner.groups_per_step
+    kept = strategy.group_size or strategy.n_max
     lines = [
-        f"strategy     {config.strategy.name}: at most {strategy.n_max} samples a visit, {strategy.group_size} kept",
+        f"strategy     {config.strategy.name}: at most {strategy.n_max} samples a visit, {kept} kept"
+        f"{_stages_in_words(config)}",
         f"width        {width} requests a new arm{greedy} ({'fixed' if config.strategy.width else 'by need'})",
         f"slots        {config.worker.count} worker(s) x {config.worker.slots} = {slots} requests at once",
         f"arms         {max(1, slots // width)} to {slots} open at once (a nearly finished arm needs one slot)",
-        f"B            {groups} groups a step, at most {groups * strategy.group_size} samples",
+        f"B            {groups} groups a step, at most {groups * kept} samples",
         f"η            {config.staleness.max}: {_bound_in_words(config)}",
         f"waiting      launching pauses above {groups} groups that wait for the learner",
         f"budget       {strategy.n_max * slots // max(1, width)} samples at most for the arms that are open at once",
@@ -32,6 +34,19 @@ def describe_plan(config: Config, cores: CorePlan) -> str:
         dump_config(config),
     ]
     return "\n".join(lines)
+
+
+def _stages_in_words(config: Config) -> str:
+    """What changes later in a schedule; the numbers below it are those of its first part."""
+    words = ""
+    for stage in config.schedule:
+        if not stage.from_step:
+            continue
+        own, selector = stage.strategy, stage.selector
+        changes = [f"{own.name}, at most {own.n_max} samples"] if own else []
+        changes += [f"selector {selector.name}"] if selector else []
+        words += f"; from step {stage.from_step}: {', '.join(changes)}"
+    return words
 
 
 def _bound_in_words(config: Config) -> str:

@@ -103,7 +103,7 @@ class Exchange:
             on_skipped=self._on_skipped,
             selection=make_selection(config),
             past_of=self._past_of,
-            version=lambda: self.scheduler.dispatcher.generation_version,
+            version=lambda: self.scheduler.dispatcher.learner_version,
             on_passed_over=self._on_passed_over,
         )
         self.updater = WeightUpdater(

@@ -1,6 +1,7 @@
 """From a configuration to the dispatcher's fixed choices: the one place where names become objects."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from configs.load import ConfigError
 from configs.root import Config
@@ -14,6 +15,8 @@ from engine.core.staleness import Bound
 from engine.core.strategy import Strategy
 from engine.futility_table import solve
 from engine.profiles import load_law
+
+Choice = TypeVar("Choice", bound=str)
 
 PRESETS = {
     "ada": AdvantageRule(),
@@ -41,17 +44,23 @@ def make_policy(config: Config) -> Policy:
     """What `config` says about sampling.
 
     Raises:
-        ConfigError: a user's strategy that cannot be loaded, an advantage that makes no sense with its strategy, or a
-            futility table that cannot be solved.
+        ConfigError: a user's strategy that cannot be loaded, an advantage that makes no sense with its strategy, a
+            futility table that cannot be solved, or stages whose strategies mean different things by `auto`.
         DataError: a futility prior that cannot be read.
     """
-    own = config.strategy
+    own, names = config.strategy, [strategy.name for strategy in config.strategies]
     strategy = strategies.build(own, config)
-    unresolved = OWN_UNRESOLVED.get(own.name, "drop") if own.unresolved == "auto" else own.unresolved
-    stages = tuple((stage.from_step, strategies.build(stage.strategy, config)) for stage in config.stages)
-    rule = advantage_rule(config.advantage, own.name)
+    unresolved = own.unresolved
+    if unresolved == "auto":
+        meanings: dict[str, Unresolved] = {name: OWN_UNRESOLVED.get(name, "drop") for name in names}
+        unresolved = _same("strategy.unresolved", meanings)
+    stages = tuple(
+        (stage.from_step, strategies.build(stage.strategy, config))
+        for stage in config.schedule
+        if stage.from_step and stage.strategy is not None
+    )
+    rule = _rule(config.advantage, names)
     if rule.whiten:
-        names = [own.name, *(stage.strategy.name for stage in config.stages)]
         _check_whitening(config, list(zip(names, [strategy, *(later for _, later in stages)], strict=True)), rule)
     return Policy(
         strategy=strategy,
@@ -63,7 +72,7 @@ def make_policy(config: Config) -> Policy:
         max_tokens_per_visit=own.max_tokens_per_visit or UNLIMITED,
         max_tokens_per_step=config.learner.max_tokens_per_step,
         # A width above need would reach across the end of a round.
-        raise_by_deadline=own.raise_by_deadline and own.name != "rounds",
+        raise_by_deadline=own.raise_by_deadline and "rounds" not in names,
         max_failures=config.worker.max_sample_failures,
         rule=rule,
         unresolved=unresolved,
@@ -123,14 +132,34 @@ def _check_whitening(config: Config, used: Sequence[tuple[str, Strategy]], rule:
         )
 
 
+def _rule(config: Advantage, names: Sequence[str]) -> AdvantageRule:
+    """One rule for all strategies of a run."""
+    if config.name == "auto":
+        _same("advantage.name", {name: OWN_ADVANTAGE.get(name, "ada") for name in names})
+    return advantage_rule(config, names[0])
+
+
+def _same(key: str, meanings: Mapping[str, Choice]) -> Choice:
+    """What `auto` means for every strategy of a run.
+
+    Raises:
+        ConfigError: it means different things in different stages.
+    """
+    first, *others = meanings.values()
+    if any(other != first for other in others):
+        said = ", ".join(f"{meaning} for {name}" for name, meaning in meanings.items())
+        raise ConfigError(f"{key} = auto means {said}, and holds for the whole run: with [[stages]], say which")
+    return first
+
+
 def _futility(config: Config, strategy: Strategy) -> Futility | None:
     own, name = config.futility, config.strategy.futility
     if name == "auto":
-        may_give_up = config.strategy.name in ("balance", "positives") and not config.stages
+        may_give_up = config.strategy.name in ("balance", "positives") and len(config.strategies) == 1
         name = "threshold" if may_give_up and config.staleness.is_bounded else "none"
     if name == "none":
         return None
-    if config.stages:
+    if len(config.strategies) > 1:
         raise ConfigError("strategy.futility must be none or auto with [[stages]]: its table belongs to one exit rule")
     if name != "optimal":
         needs_expiry = name == "expired"

@@ -44,16 +44,16 @@ class PromptFeed:
     past_of: Callable[[str], Past] = lambda _prompt_id: EMPTY
     """What is known of a prompt now; asked for candidates only."""
     version: Callable[[], int] = lambda: 0
-    """Policy version that a visit would start from now."""
+    """Policy version that decides which selector is in force, and what it aims at."""
     on_passed_over: Callable[[int], None] = lambda _turns: None
     """So many turns ended without a visit."""
     epoch: int = 0
     num_skipped: int = 0
     has_ended: bool = False
     quarantined: set[str] = field(default_factory=set[str])
-    _pool: int = field(init=False)
     _low_mark: int = field(init=False)
-    """A chunk of draws: a burst of visits must not wait for every second one to be encoded."""
+    """A chunk of draws by the largest pool of all stages: a burst of visits must not wait for every second one to be
+    encoded."""
     _put_back: set[str] = field(default_factory=set[str])
     """Prompts that came back in this epoch: each does once."""
     _buffer: deque[Prompt] = field(default_factory=deque[Prompt])
@@ -61,17 +61,20 @@ class PromptFeed:
     _cache: dict[int, Prompt | None] = field(default_factory=dict[int, "Prompt | None"])
 
     def __post_init__(self) -> None:
-        """Size the buffer by the selector."""
-        self._pool = self.selection.pool
-        self._low_mark = CHUNK_ROWS * max(1, self._pool)
+        """Size the buffer by the selectors."""
+        self._low_mark = CHUNK_ROWS * max(1, self.selection.max_pool)
 
     def take(self) -> Prompt | None:
         """The next prompt, or None when none is encoded yet or the order has ended."""
         if len(self._buffer) <= self._low_mark:
             self._low.set()
-        if self._pool:
-            return self._draw()
-        return self._buffer.popleft() if self._buffer else None
+        if pool := self.selection.pool(self.version()):
+            return self._draw(pool)
+        if not self._buffer:
+            return None
+        prompt = self._buffer.popleft()
+        self.selection.visit(prompt.prompt_id)
+        return prompt
 
     def put_back(self, prompt: Prompt) -> None:
         """Give this prompt another turn after what is buffered, once an epoch."""
@@ -117,7 +120,7 @@ class PromptFeed:
         self.has_ended = True
         self.changed()
 
-    def _draw(self) -> Prompt | None:
+    def _draw(self, size: int) -> Prompt | None:
         """Draw until a prompt is to be visited; None when too few candidates are encoded yet, or the order has ended.
 
         A draw sees a whole pool, except at the end of the order.
@@ -125,8 +128,8 @@ class PromptFeed:
         selection, buffer = self.selection, self._buffer
         passed_before = selection.num_passed_over
         taken: Prompt | None = None
-        while taken is None and buffer and (self.has_ended or len(buffer) >= self._pool):
-            pool = [buffer.popleft() for _ in range(min(self._pool, len(buffer)))]
+        while taken is None and buffer and (self.has_ended or len(buffer) >= size):
+            pool = [buffer.popleft() for _ in range(min(size, len(buffer)))]
             candidates = [Candidate(prompt.prompt_id, self.past_of(prompt.prompt_id)) for prompt in pool]
             chosen = selection.draw(candidates, self.version())
             taken = None if chosen is None else pool[chosen]

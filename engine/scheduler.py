@@ -357,7 +357,8 @@ class Scheduler:
         if retirement.outcome == "dropped_failed":
             self.ports.feed.quarantined.add(arm.prompt.prompt_id)
         else:
-            self.ports.feed.selection.observe(arm.prompt.prompt_id, arm.num_right, len(arm.counted) - arm.num_right)
+            right, version = arm.num_right, self.dispatcher.learner_version
+            self.ports.feed.selection.observe(arm.prompt.prompt_id, right, len(arm.counted) - right, version)
             if retirement.outcome == "deferred":
                 self.ports.feed.put_back(arm.prompt)
         self.ports.folder.arm(retirement, self.dispatcher.learner_version)

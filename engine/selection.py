@@ -2,13 +2,25 @@
 
 from configs.root import Config
 from configs.selection import Selector as SelectorConfig
-from engine.core.selectors import Curriculum, Greso, Mopps, Selection, Selector, Uniform
+from engine.core.selectors import Curriculum, Greso, Mopps, Selection, Selector, Stage, Uniform
 
 
 def make_selection(config: Config) -> Selection:
-    """What `config.selector` says about the next prompt."""
+    """What `config.selector`, and the stages after it, say about the next prompt."""
+    made: dict[SelectorConfig, Selector] = {}
+
+    def make(own: SelectorConfig) -> Selector:
+        # A stage that comes back to a selector goes on with what it has learnt.
+        return made.setdefault(own, _selector(own))
+
     own = config.selector
-    return Selection(_selector(own), own.max_passes, config.run.seed)
+    first = make(own)
+    stages = tuple(
+        Stage(stage.from_step, make(stage.selector), stage.selector.max_passes)
+        for stage in config.schedule
+        if stage.selector is not None
+    )
+    return Selection(first, own.max_passes, config.run.seed, stages)
 
 
 def _selector(own: SelectorConfig) -> Selector:

@@ -1,7 +1,7 @@
-"""The books of a simulated run: what the first `num_prompts` prompts of the queue cost and brought.
+"""The books of a simulated run: what the visits in the first `num_turns` turns of the queue cost and brought.
 
-Invariants: only first visits of those prompts enter, each once, however long it takes, until its group is taken or
-dropped; other prompts keep the slots full behind them. So no mean is bent by visits that are cut off.
+Invariants: only those visits enter, each once, however long it takes, until its group is taken or dropped; other
+prompts keep the slots full behind them. So no mean is bent by visits that are cut off.
 """
 
 from dataclasses import dataclass, field
@@ -43,11 +43,14 @@ class Weigher:
 class Books:
     """An `Observer` that counts."""
 
-    num_prompts: int
+    num_turns: int
+    """Turns that are reported."""
     rule: AdvantageRule = field(default_factory=AdvantageRule)
     """Of the run: it says which pools have a signal."""
+    num_passed_over: int = 0
+    """Those that the selector did not make a visit."""
     num_ended: int = 0
-    """First visits that ended, skipped prompts included."""
+    """Visits that ended, skipped prompts included."""
     num_open_groups: int = 0
     """Sealed groups of theirs that are neither taken nor dropped."""
     counted: int = 0
@@ -86,18 +89,18 @@ class Books:
 
     @property
     def is_done(self) -> bool:
-        """Whether every one of the prompts had its visit, to the end."""
-        return self.num_ended >= self.num_prompts and not self.num_open_groups
+        """Whether every turn is over, and every visit to its end."""
+        return self.num_ended + self.num_passed_over >= self.num_turns and not self.num_open_groups
 
     @property
     def has_enough(self) -> bool:
-        """Whether so few of the prompts are open that no new ones are needed to keep them company."""
-        return self.num_ended >= ENOUGH * self.num_prompts
+        """Whether, after the last turn, so few visits are open that no new ones are needed to keep them company."""
+        return self.num_ended >= ENOUGH * (self.num_turns - self.num_passed_over)
 
     def retired(self, retirement: Retirement) -> None:
         """An arm ended."""
         arm = retirement.arm
-        visit = self._first_visit(arm)
+        visit = self._reported(arm)
         if visit is None:
             return
         self.num_ended += 1
@@ -114,11 +117,11 @@ class Books:
     def skipped(self, prompt: Prompt) -> None:
         """A prompt was given no samples."""
         visit = prompt.token_ids
-        self.num_ended += isinstance(visit, Visit) and visit.number < self.num_prompts
+        self.num_ended += isinstance(visit, Visit) and visit.number < self.num_turns
 
     def lost(self, arm: Arm, tokens: int) -> None:
         """A request was aborted or failed."""
-        if self._first_visit(arm) is not None:
+        if self._reported(arm) is not None:
             self.wasted += 1
             self.tokens_wasted += tokens
 
@@ -127,7 +130,7 @@ class Books:
         if group.is_vacant:
             self.vacant_places += 1
             return
-        visit = self._first_visit(group.arm)
+        visit = self._reported(group.arm)
         if visit is None:
             return
         self.num_open_groups -= 1
@@ -149,13 +152,13 @@ class Books:
 
     def dropped(self, group: Group) -> None:
         """A sealed group was over the bound."""
-        if self._first_visit(group.arm) is not None:
+        if self._reported(group.arm) is not None:
             self.num_open_groups -= 1
             self.dropped_groups += 1
 
-    def _first_visit(self, arm: Arm) -> Visit | None:
+    def _reported(self, arm: Arm) -> Visit | None:
         visit = visit_of(arm)
-        return visit if visit.number < self.num_prompts else None
+        return visit if visit.number < self.num_turns else None
 
     def _count(self, arm: Arm, visit: Visit) -> None:
         num_counted = len(arm.counted)

@@ -17,6 +17,7 @@ from engine.core.decisions import Launch, Retirement
 from engine.core.dispatcher import Dispatcher
 from engine.core.errors import RunError
 from engine.core.group import Group
+from engine.core.selectors import Selection
 from engine.core.width import Pace
 from engine.simulation.learner import Learner
 
@@ -93,6 +94,8 @@ class Driver:
     observer: Observer
     fails_after: Callable[[Launch], float | None] | None = None
     """Share of the response after which a try fails; None = it does not."""
+    selection: Selection | None = None
+    """Is told of every visit that ended."""
     measures_pace: bool = True
     """Tell the dispatcher latency and version interval, so that it may raise widths by deadline."""
     now: float = 0.0
@@ -252,6 +255,9 @@ class Driver:
         if arm.in_flight:
             self._free += len(arm.in_flight)
             self._aborted_at[arm.arm_id] = self.now
+        if self.selection is not None and retirement.outcome != "dropped_failed":
+            right, version = arm.num_right, self.dispatcher.learner_version
+            self.selection.observe(arm.prompt.prompt_id, right, len(arm.counted) - right, version)
         self.observer.retired(retirement)
 
     def _settle(self, event: _Event) -> None:

@@ -1,16 +1,19 @@
 """The laws that a simulated run draws from: pass rate of a prompt, then label, length and failure of each launch.
 
-Invariants: a draw is a pure function of (seed, prompt number, launch index), whatever the order, width or strategy; a
-failed launch that is asked for again has the same label and length, but may pass. Labels are Bernoulli(p), lengths
-lognormal with a mean by label, so that content given its label never depends on anything else. A greedy response is
-right where p > 1/2, as a policy whose likeliest answer has probability p would be; its length has the law of its label.
+Invariants: a draw is a pure function of (seed, turn, launch index), whatever the order, width or strategy, and a prompt
+has the same pass rate at each of its turns; a failed launch that is asked for again has the same label and length, but
+may pass. Labels are Bernoulli(p), lengths lognormal with a mean by label, so that content given its label never depends
+on anything else. A greedy response is right where p > 1/2, as a policy whose likeliest answer has probability p would
+be; its length has the law of its label.
 
-Draws are made for `CHUNK` prompts and `BLOCK` launches at once (numpy's Philox, keyed by seed, stream, chunk and
+Draws are made for `CHUNK` turns and `BLOCK` launches at once (numpy's Philox, keyed by seed, stream, chunk and
 block): one draw alone would cost more than the rest of the simulated sample.
 """
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Final
 
 import numpy as np
@@ -20,10 +23,11 @@ from configs.simulation import Simulation
 from engine.core.arm import Arm, Prompt
 from engine.core.decisions import Launch
 from engine.core.prior import Prior
+from engine.core.prompts import visit_order
 from engine.core.rng import derive
 
 CHUNK: Final = 256
-"""Prompts drawn together."""
+"""Turns drawn together."""
 BLOCK: Final = 32
 """Launches of each drawn together."""
 _RATE_STREAM, _SAMPLE_STREAM, _FAIL_STREAM = 1, 2, 3
@@ -32,10 +36,10 @@ _ULP: Final = 2.0**-32
 
 @dataclass(slots=True)
 class Visit:
-    """The first visit of a prompt, carried in its `Prompt.token_ids`."""
+    """One turn of a prompt, carried in its `Prompt.token_ids`."""
 
     number: int
-    """0, 1, 2, ... in the order of the queue."""
+    """Of the turn: 0, 1, 2, ... in the order of the queue."""
     pass_rate: float
     chunk: "Chunk"
     tokens: list[int]
@@ -51,7 +55,7 @@ class Visit:
 
 @dataclass(slots=True)
 class Chunk:
-    """Pass rates and launches of `CHUNK` prompts in a row."""
+    """Pass rates and launches of `CHUNK` turns in a row."""
 
     number: int
     config: Simulation
@@ -59,7 +63,7 @@ class Chunk:
     _blocks: dict[int, NDArray[np.int64]] = field(default_factory=dict[int, NDArray[np.int64]])
 
     def row(self, row: int, block: int) -> list[int]:
-        """Signed tokens of one prompt's launches in a block."""
+        """Signed tokens of one turn's launches in a block."""
         drawn = self._blocks.get(block)
         if drawn is None:
             drawn = self._blocks[block] = self._draw(block)
@@ -87,14 +91,28 @@ class Laws:
     """Law of the pass rate over prompts."""
 
     def prompts(self) -> Iterator[Prompt]:
-        """The queue: new prompts without end, none twice."""
-        number = 0
-        while True:
-            chunk = self._chunk(number // CHUNK)
-            for place, pass_rate in enumerate(chunk.pass_rates):
-                visit = Visit(number, pass_rate, chunk, chunk.row(place, 0))
-                yield Prompt(f"p{number}", "", "", visit, 0)
-                number += 1
+        """The queue: `sim.epochs` turns of each of the `sim.prompts` prompts, then new prompts without end.
+
+        The first epoch has them by number, each later one in a seeded order of its own.
+        """
+        turns = self._turns()
+        for number in count():
+            among = list(islice(turns, CHUNK))
+            chunk = Chunk(number, self.config, [pass_rate for _, pass_rate in among])
+            for place, (prompt, pass_rate) in enumerate(among):
+                visit = Visit(number * CHUNK + place, pass_rate, chunk, chunk.row(place, 0))
+                yield Prompt(f"p{prompt}", "", "", visit, 0)
+
+    def _turns(self) -> Iterator[tuple[int, float]]:
+        """Number and pass rate of the prompt at each turn."""
+        num_prompts, epochs = self.config.prompts, self.config.epochs
+        rates = enumerate(self._pass_rates())
+        if epochs > 1:
+            known = array("d", (rate for _, rate in islice(rates, num_prompts)))
+            yield from enumerate(known)
+            for _, prompt in islice(visit_order(num_prompts, self.config.seed, epochs), num_prompts, None):
+                yield prompt, known[prompt]
+        yield from rates
 
     def draw(self, launch: Launch) -> tuple[bool, int]:
         """Label and response tokens of a launch."""
@@ -125,10 +143,12 @@ class Laws:
         """Mean length of right or wrong responses."""
         return self.config.tokens_mean * (1.0 if is_right else self.config.length_ratio_wrong)
 
-    def _chunk(self, number: int) -> Chunk:
-        rng = _generator(self.config.seed, _RATE_STREAM, number, 0)
-        places = rng.random((CHUNK, 2)).tolist()
-        return Chunk(number, self.config, [self.prior.draw(place, within) for place, within in places])
+    def _pass_rates(self) -> Iterator[float]:
+        """Of prompt 0, 1, 2, ..."""
+        for number in count():
+            rng = _generator(self.config.seed, _RATE_STREAM, number, 0)
+            for place, within in rng.random((CHUNK, 2)).tolist():
+                yield self.prior.draw(place, within)
 
 
 def visit_of(arm: Arm) -> Visit:

@@ -13,9 +13,9 @@ Value = str | int | float | dict[str, float] | None
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Result of a run over the first visits of `prompts` prompts; None where nothing was there to measure.
+    """Result of a run over the visits of `prompts` prompts; None where nothing was there to measure.
 
-    Counts of samples, tokens and groups are those of these prompts. Other prompts follow them in the queue, so that the
+    Counts of samples, tokens and groups are those of these visits. Other prompts follow them in the queue, so that the
     slots stay full, until 99 % of these visits have ended; busy and idle are measured until then. The rest of the run
     waits for the last answers: a lognormal length may be fifty times the mean.
     """
@@ -23,11 +23,11 @@ class Report:
     strategy: str
     """`strategy.name`."""
     prompts: int
-    """First visits, prompts that the strategy gave no samples included."""
+    """`sim.prompts`."""
     samples_per_prompt_mean: float
     """Counted samples of a visit; a greedy response is none."""
     samples_per_prompt_se: float | None
-    """Standard error of that mean."""
+    """Standard error of that mean, visits taken as independent (those of one prompt are not, in several epochs)."""
     success_rate: float
     """Share of visits that ended `solved`."""
     zero_signal_rate: float
@@ -68,6 +68,10 @@ class Report:
     """Counted and wasted samples, and greedy responses."""
     wall_s: float
     """Real seconds of the run, its warm-up excluded; the one value that differs between equal runs."""
+    visits: int
+    """Visits of these prompts, those that the strategy gave no samples included; as many as prompts by default."""
+    passed_over: int
+    """Turns that the selector did not make a visit: visits + passed_over = prompts x sim.epochs."""
     visits_lost: int
     """Visits with a signal that made no group: at their budget's end no fresh sample of one class was left, or the
     prompt failed. Only in the text: readers of the JSON know its keys by heart."""
@@ -83,9 +87,9 @@ class Report:
         error = f" ± {self.samples_per_prompt_se:.4f}" if self.samples_per_prompt_se is not None else ""
         per_group = self.samples / self.useful_groups if self.useful_groups else math.nan
         lines = [
-            f"{self.strategy}: {self.prompts} prompts, {self.samples} samples in {self.virtual_s:.1f} virtual s"
-            f" ({self.wall_s:.2f} s real)",
-            f"samples a prompt    {self.samples_per_prompt_mean:.4f}{error}; solved {self.success_rate:.4f},"
+            f"{self.strategy}: {self.prompts} prompts, {self.visits} visits, {self.samples} samples in"
+            f" {self.virtual_s:.1f} virtual s ({self.wall_s:.2f} s real)",
+            f"samples a visit     {self.samples_per_prompt_mean:.4f}{error}; solved {self.success_rate:.4f},"
             f" without signal {self.zero_signal_rate:.4f}",
             f"useful groups       {self.useful_groups}, each {per_group:.2f} samples and"
             f" {_number(self.tokens_per_useful_group, 0)} tokens; dropped {self.groups_dropped},"
@@ -99,6 +103,8 @@ class Report:
         ]
         if self.vacant_places:
             lines.append(f"places left vacant  {self.vacant_places}")
+        if self.passed_over:
+            lines.append(f"passed over         {self.passed_over} turns")
         if self.implied_weight:
             weights = ", ".join(f"p = {rate}: {weight:.4f}" for rate, weight in self.implied_weight.items())
             lines.append(f"implied weight      {weights}")
@@ -108,14 +114,14 @@ class Report:
 def make_report(strategy: str, books: Books, driver: Driver, laws: Laws, wall_s: float) -> Report:
     """The record of a run that has ended."""
     tokens = books.tokens_counted + books.tokens_wasted
-    kept = books.kept_right + books.kept_wrong
+    kept, visits = books.kept_right + books.kept_wrong, books.num_ended
     return Report(
         strategy=strategy,
-        prompts=books.num_prompts,
-        samples_per_prompt_mean=books.counted / books.num_prompts,
+        prompts=laws.config.prompts,
+        samples_per_prompt_mean=books.counted / visits,
         samples_per_prompt_se=_standard_error(books),
-        success_rate=books.solved / books.num_prompts,
-        zero_signal_rate=books.zero_signal / books.num_prompts,
+        success_rate=books.solved / visits,
+        zero_signal_rate=books.zero_signal / visits,
         kept_length_ratio_right=_ratio(books.kept_right_tokens, books.kept_right * laws.mean_tokens(is_right=True)),
         kept_length_ratio_wrong=_ratio(books.kept_wrong_tokens, books.kept_wrong * laws.mean_tokens(is_right=False)),
         pool_mean_bias=_ratio(books.bias_sum, books.num_pools),
@@ -136,13 +142,15 @@ def make_report(strategy: str, books: Books, driver: Driver, laws: Laws, wall_s:
         virtual_s=driver.now,
         samples=books.counted + books.greedy + books.wasted,
         wall_s=wall_s,
+        visits=visits,
+        passed_over=books.num_passed_over,
         visits_lost=books.lost_visits,
         vacant_places=books.vacant_places,
     )
 
 
 def _standard_error(books: Books) -> float | None:
-    count = books.num_prompts
+    count = books.num_ended
     if count < 2:
         return None
     # Integers: no cancellation.

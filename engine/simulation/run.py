@@ -2,21 +2,21 @@
 
 import gc
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 
 from configs.root import Config
-from engine.core.arm import Prompt
 from engine.core.dispatcher import Dispatcher
 from engine.core.prior import Prior
 from engine.policy import make_policy
 from engine.profiles import load_law
+from engine.selection import make_selection
 from engine.simulation.books import Books, Weigher
 from engine.simulation.driver import Driver, Speed
 from engine.simulation.law import Laws
 from engine.simulation.pace import measure_step_s
+from engine.simulation.queue import Queue
 from engine.simulation.report import Report, make_report
 
 
@@ -36,29 +36,22 @@ def simulate(config: Config, step_s: float | None = None) -> Report:
     prior = load_law(sim.pass_rate)
     policy = replace(make_policy(config), seed=sim.seed, fixed_width=sim.width or config.strategy.width)
     speed = Speed(sim.workers * sim.slots, sim.tokens_per_s, sim.latency_s, 0.0, sim.update_s)
-    laws = Laws(sim, prior)
-    books = Books(sim.prompts, policy.rule, weighers=_weighers(config, prior))
+    laws, first_visits = Laws(sim, prior), sim.model_copy(update={"epochs": 1})
+    books = Books(sim.prompts * sim.epochs, policy.rule, weighers=_weighers(config, prior))
     with _without_garbage_collection():
         if step_s is None:
-            step_s = measure_step_s(policy, speed, lambda seed: Laws(sim.model_copy(update={"seed": seed}), prior))
+            step_s = measure_step_s(
+                policy, speed, lambda seed: Laws(first_visits.model_copy(update={"seed": seed}), prior)
+            )
         fails_after = laws.fails_after if sim.failure_rate else None
         speed = replace(speed, step_s=step_s)
-        driver = Driver(Dispatcher(policy), speed, laws.draw, _queue(laws, books), books, fails_after)
+        dispatcher, selection = Dispatcher(policy), replace(make_selection(config), seed=sim.seed)
+        queue = iter(Queue(laws, selection, dispatcher, books))
+        driver = Driver(dispatcher, speed, laws.draw, queue, books, fails_after, selection)
         started_at = time.perf_counter()
         driver.run()
         wall_s = time.perf_counter() - started_at
     return make_report(config.strategy.name, books, driver, laws, wall_s)
-
-
-def _queue(laws: Laws, books: Books) -> Iterator[Prompt]:
-    """The prompts that are reported, and others behind them while they are needed.
-
-    Whitened groups wait for the rest of their step: there others are needed until the last group is taken.
-    """
-    prompts = laws.prompts()
-    yield from islice(prompts, books.num_prompts)
-    while not (books.is_done if books.rule.whiten else books.has_enough):
-        yield next(prompts)
 
 
 def _weighers(config: Config, prior: Prior) -> dict[float, Weigher]:

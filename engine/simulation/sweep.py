@@ -94,7 +94,8 @@ def _setting(config: Config, rule: Rule, test: Test, n_max: int, pass_rate: floa
     }
     changes: dict[str, object] = {
         "strategy": strategy,
-        "sim": {**config.sim.model_dump(), "pass_rate": pass_rate},
+        "sim": {**config.sim.model_dump(), "pass_rate": pass_rate, "epochs": 1},
+        "selector": {},
         "staleness": {"max": _NO_EXPIRY},
         "stages": [],
     }

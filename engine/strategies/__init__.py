@@ -57,7 +57,8 @@ def _rounds(own: StrategyConfig, config: Config) -> Strategy:
 
 
 def _giveup(own: StrategyConfig, config: Config) -> Strategy:
-    return GiveUp(own.round_size, config.giveup.p_requeue, own.n_max, own.group_size)
+    chain = config.giveup
+    return GiveUp(chain.k, chain.p_requeue, chain.max_samples, own.group_size)
 
 
 def _pilot(own: StrategyConfig, config: Config) -> Strategy:
@@ -103,6 +104,10 @@ def _vip(own: StrategyConfig, config: Config) -> Strategy:
     return Vip(spend.samples_per_prompt, spend.window, spend.n_min, own.n_max, own.group_size, form)
 
 
+def _staged(_: StrategyConfig, config: Config) -> Strategy:
+    return build(config.strategies[0], config)
+
+
 MAKERS: dict[str, Maker] = {
     "balance": _balance,
     "dapo": _fixed,
@@ -117,10 +122,11 @@ MAKERS: dict[str, Maker] = {
     "raft": _raft,
     "reject": _fixed,
     "rounds": _rounds,
+    "staged": _staged,
     "vip": _vip,
 }
 """fixed, filter, dapo and reject draw alike; they differ in what becomes of arms without signal and in advantages
-(engine/policy.py)."""
+(engine/policy.py); staged is the strategy of its first stage, the policy has the others."""
 
 __all__ = [
     "MAKERS",

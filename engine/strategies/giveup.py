@@ -5,9 +5,9 @@ round without one the arm is parked with probability `p_requeue` and goes on lat
 E[samples] = K / (1 - p_requeue·q^K) with q the rate of wrong samples; K / (1 - p_requeue) where none is ever right.
 All samples of the chain make the baseline, only fresh ones are kept; the paper centres by anchor_pos ([advantage]).
 
-Deviations: `n_max` caps the chain (any large number means no cap; the last round may be short). The age limit is the
-run's η. A chain whose right samples all expired before their round ended is not hopeless: it goes on without a throw,
-and at the cap its prompt is visited again soon instead of being trained on wrong samples alone.
+Deviations: `giveup.max_samples` caps the chain (any large number means no cap; the last round may be short). The age
+limit is the run's η. A chain whose right samples all expired before their round ended is not hopeless: it goes on
+without a throw, and at the cap its prompt is visited again soon instead of being trained on wrong samples alone.
 """
 
 from dataclasses import dataclass

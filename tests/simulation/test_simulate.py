@@ -23,7 +23,7 @@ KEYS = [
     "strategy", "prompts", "samples_per_prompt_mean", "samples_per_prompt_se", "success_rate", "zero_signal_rate",
     "kept_length_ratio_right", "kept_length_ratio_wrong", "pool_mean_bias", "implied_weight", "tokens_generated",
     "tokens_wasted", "useful_groups", "tokens_per_useful_group", "worker_busy_ratio", "learner_idle_ratio",
-    "staleness_max", "staleness_mean", "groups_dropped", "virtual_s", "samples", "wall_s",
+    "staleness_max", "staleness_mean", "groups_dropped", "virtual_s", "samples", "wall_s", "visits", "passed_over",
 ]  # fmt: skip
 POSITIVES_8 = "strategy.name=positives strategy.k_pos=8 strategy.n_max=64 strategy.group_size=16"
 BALANCE_4 = "strategy.k_pos=4 strategy.k_neg=4 strategy.n_max=64 strategy.group_size=8"
@@ -118,6 +118,7 @@ def test_a_list_of_pass_rates_has_a_weight_for_each() -> None:
     report = play("sim.pass_rate=[0.2,0.5,1.0] strategy.name=fixed strategy.n_max=4 sim.prompts=3000")
     assert list(report.implied_weight) == ["0.2", "0.5"]
     assert report.implied_weight["0.5"] == pytest.approx(0.75, abs=0.06)
+    assert list(play("sim.pass_rate=0.2,0.5").implied_weight) == ["0.2", "0.5"]
     assert play("sim.pass_rate=tiers").implied_weight == {}
 
 
@@ -266,13 +267,16 @@ def test_the_command_prints_every_key_as_json(capsys) -> None:
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == KEYS
     assert printed["strategy"] == "balance"
-    assert printed["prompts"] == 50
+    assert (printed["prompts"], printed["visits"], printed["passed_over"]) == (50, 50, 0)
 
 
 def test_the_command_prints_a_short_text(capsys) -> None:
     assert main(["--config", str(PRESET), "sim.prompts=50", "sim.pass_rate=0.5"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("balance: 50 prompts")
+    assert text.startswith("balance: 50 prompts, 50 visits")
+    assert "passed over" not in text
+    assert main(["--config", str(PRESET), "sim.prompts=50", "sim.epochs=2", "selector.name=mopps"]) == 0
+    assert "passed over         93 turns" in capsys.readouterr().out
     assert "implied weight      p = 0.5:" in text
 
 
@@ -285,6 +289,10 @@ def test_the_command_prints_a_short_text(capsys) -> None:
         ("sim.pass_rate=[]", "sim.pass_rate must be a number in [0, 1]"),
         ("sim.pass_rate=nan", "sim.pass_rate must be a number in [0, 1]"),
         ("sim.pass_rate=true", "sim.pass_rate must be a number in [0, 1]"),
+        ("sim.pass_rate=0.1,1.2", "sim.pass_rate must be a number in [0, 1]"),
+        ("sim.pass_rate=0.1,x", "must be tiers, numbers, or a .jsonl or .csv profile, got '0.1,x'"),
+        ("simulated.pass_rate=[1.5]", "simulated.pass_rate.0: Input should be less than or equal to 1, got 1.5"),
+        ("sim.epochs=0", "sim.epochs"),
         ("sim.prompts=0", "sim.prompts"),
         ("sim.slots=0", "sim.slots"),
         ("sim.learner_ratio=0", "sim.learner_ratio"),
@@ -312,6 +320,31 @@ def test_a_measured_profile_gives_the_pass_rates_and_a_bad_row_is_named(tmp_path
     profile.write_text('{"prompt_id": "a", "rate": 0.5}\n{"prompt_id": "b", "rate": 1.5}\n', encoding="utf-8")
     assert main(["--config", str(PRESET), f"sim.pass_rate={profile}"]) == 2
     assert f"{profile}:2: rate must be in [0, 1], got 1.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("prior", "words"),
+    [
+        ("1.7", "'1.7': "),
+        ("[0.2,-1]", "'0.2,-1': "),
+        ("nowhere.csv", "nowhere.csv: cannot be read"),
+        ("true", "valid str"),
+    ],
+)
+def test_a_prior_of_futility_that_is_no_law_is_refused(prior, words, capsys) -> None:
+    assert main(["--config", str(PRESET), "strategy.futility=optimal", f"futility.prior={prior}"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_prior_of_futility_may_be_a_number_or_a_list() -> None:
+    for prior in ("0.3", "[0.1,0.4]", "0.1,0.4"):
+        assert play(f"strategy.futility=optimal futility.prior={prior} sim.prompts=50").samples > 0
+
+
+def test_the_sweep_ignores_selectors_stages_and_epochs() -> None:
+    plain = load_config(PRESET, ["sim.prompts=20"])
+    other = load_config(PRESET, ["sim.prompts=20", "sim.epochs=3", "selector.name=mopps", "strategy.name=staged"])
+    assert list(table(other, pass_rates=(0.3,))) == list(table(plain, pass_rates=(0.3,)))
 
 
 def test_the_law_of_the_strategy_the_command_plays_is_the_exact_one() -> None:

@@ -1,6 +1,7 @@
 """Configuration: presets load, mistakes name the key, overrides apply."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
@@ -20,8 +21,9 @@ def _write(folder: Path, text: str) -> Path:
 def _models(model: type[BaseModel]):
     yield model
     for field in model.model_fields.values():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _models(field.annotation)
+        for kind in (field.annotation, *get_args(field.annotation)):  # lists of sections too
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _models(kind)
 
 
 def test_the_presets_are_there():

@@ -99,7 +99,7 @@ def test_greso_gives_each_prompt_as_many_turns_as_there_are_epochs() -> None:
             return chosen
 
     given = feed(40, 25, Selection(Watched(), max_passes=0))
-    visits = Counter(drain(given, lambda one, prompt: one.selection.observe(prompt.prompt_id, 4, 0)))
+    visits = Counter(drain(given, lambda one, prompt: one.selection.observe(prompt.prompt_id, 4, 0, version=0)))
     assert all(visits[f"p{number}"] + passed[f"p{number}"] == 25 for number in range(40))
     assert passed.total() > visits.total(), "always right: most turns are skipped"
     assert min(visits.values()) >= 1
@@ -110,7 +110,7 @@ def test_greso_skips_nobody_in_the_first_epoch_and_no_prompt_with_spread_later()
 
     def visit(one: PromptFeed, prompt: Prompt) -> None:
         is_mixed = int(prompt.prompt_id[1:]) % 2
-        one.selection.observe(prompt.prompt_id, 4, 4 if is_mixed else 0)
+        one.selection.observe(prompt.prompt_id, 4, 4 if is_mixed else 0, version=0)
 
     visits = drain(given, visit)
     assert visits[:500] == order(500, 4)[:500]
@@ -165,7 +165,7 @@ class Nobody:
         self.num_first -= 1
         return 0 if self.num_first >= 0 else None
 
-    def observe(self, prompt_id: str, right: int, wrong: int) -> None:
+    def observe(self, prompt_id: str, right: int, wrong: int, *, is_in_force: bool = True) -> None:
         pass
 
 

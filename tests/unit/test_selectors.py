@@ -210,7 +210,7 @@ def test_greso_brings_the_shares_of_useless_visits_to_their_targets() -> None:
         if selection.draw([candidate], 0) is not None:
             outcome = kinds[row] if rng.below(10) else "m"
             outcomes.append(outcome)
-            selection.observe(candidate.prompt_id, *{"+": (8, 0), "-": (0, 8), "m": (4, 4)}[outcome])
+            selection.observe(candidate.prompt_id, *{"+": (8, 0), "-": (0, 8), "m": (4, 4)}[outcome], version=0)
     first, last = Counter(outcomes[:500]), Counter(outcomes[len(outcomes) // 2 :])
     total = last.total()
     assert (first["+"] / 500, first["-"] / 500) == pytest.approx((0.18, 0.36), abs=0.04)
@@ -253,7 +253,7 @@ def test_one_seed_gives_the_same_choices_again(make) -> None:
 
     def choices(seed: int) -> list[int | None]:
         selection = Selection(make(), seed=seed)
-        return [selection.draw(among[: selection.pool], version) for version in range(60)]
+        return [selection.draw(among[: selection.pool(version)], version) for version in range(60)]
 
     assert choices(1) == choices(1)
     if make is not Curriculum:  # it throws no dice
@@ -281,7 +281,7 @@ class Stubborn:
         names = [candidate.prompt_id for candidate in among]
         return names.index(min(names))
 
-    def observe(self, prompt_id: str, right: int, wrong: int) -> None:
+    def observe(self, prompt_id: str, right: int, wrong: int, *, is_in_force: bool = True) -> None:
         raise AssertionError("nothing was visited")
 
 
@@ -322,14 +322,14 @@ def test_memory_holds_waiting_and_visited_prompts_only() -> None:
     selection = Selection(Greso(), max_passes=5)
     for number in range(100):
         selection.draw([Candidate(f"p{number}", EMPTY)], 0)
-        selection.observe(f"p{number}", 4, 0)
+        selection.observe(f"p{number}", 4, 0, version=0)
     assert len(selection._waits) == 0, "all were visited"
     assert len(selection.selector._streaks) == 100
 
 
 def test_a_visit_without_counted_samples_says_nothing() -> None:
     selection = Selection(Greso())
-    selection.observe("p0", 0, 0)
+    selection.observe("p0", 0, 0, version=0)
     assert selection.selector.visit_chance("p0") == 1.0
 
 
@@ -359,6 +359,7 @@ def test_every_name_makes_its_selector_with_its_settings() -> None:
     [
         ({"name": "best"}, "'uniform', 'mopps', 'greso' or 'curriculum'"),
         ({"mopps": {"low": 0.7, "high": 0.3}}, "selector.mopps.low must be < high = 0.3, got 0.7"),
+        ({"greso": {"p_min": 0.9, "p_max": 0.1}}, "selector.greso.p_min must be <= p_max = 0.1, got 0.9"),
         ({"greso": {"p_easy": 0.99}}, r"p_easy must be within \[p_min, p_max\] = \[0.05, 0.95\], got 0.99"),
         ({"name": "curriculum", "max_passes": 0}, "selector.max_passes must be above 0 for curriculum"),
         ({"pool": 1}, "greater than or equal to 2"),

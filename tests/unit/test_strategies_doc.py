@@ -34,7 +34,7 @@ def names(section: type[Strategy | Advantage | Selector], field: str) -> set[str
 
 def test_every_strategy_has_one_row() -> None:
     found = rows("name | rule | formula")
-    assert sorted(found) == sorted([*(f"`{name}`" for name in STRATEGIES), "`[[stages]]`", "`pkg.mod:Class`"])
+    assert sorted(found) == sorted([*(f"`{name}`" for name in STRATEGIES), "`pkg.mod:Class`"])
 
 
 @pytest.mark.parametrize(

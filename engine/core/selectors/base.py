@@ -10,7 +10,9 @@ Invariants:
   of 1, nor in more than m + N - 1 by a larger pool over N prompts. Proof: once passed over m times, a prompt loses a
   draw only to one that has waited at least as long; that one waits from then on, so behind it. So it loses to each
   other prompt once at most. This holds whatever the selector says.
-- Choices depend on the seed, the number of the draw and the candidates only.
+- Choices depend on the seed, the number of the draw, the candidates and the policy version only.
+- Another selector may take force at a policy version (`stages`). Every selector sees every visit from the start, so one
+  that takes force later knows the prompts; the waits of passed-over prompts go on, under the bound in force.
 - Memory: two numbers a prompt that was passed over since its last visit, and what a selector keeps of visited prompts.
 """
 
@@ -41,7 +43,7 @@ class Draw:
     seed: int
     """Another one for each draw."""
     version: int
-    """Policy version that the visit would start from."""
+    """Policy versions since the selector took force: the version itself without stages."""
 
 
 class Selector(Protocol):
@@ -56,9 +58,18 @@ class Selector(Protocol):
         """Index of the candidate to visit; None = none of them. At least one candidate, at most `pool`."""
         ...
 
-    def observe(self, prompt_id: str, right: int, wrong: int) -> None:
-        """A visit ended with these counted samples; at least one."""
+    def observe(self, prompt_id: str, right: int, wrong: int, *, is_in_force: bool = True) -> None:
+        """A visit ended with these counted samples; at least one. Not in force: another selector chose it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A selector that takes force later."""
+
+    from_version: int
+    selector: Selector
+    max_passes: int = 0
 
 
 @dataclass(slots=True)
@@ -73,6 +84,8 @@ class Selection:
     max_passes: int = 0
     """A prompt that so many draws in a row passed over is visited next; 0 = only by the selector's own chance."""
     seed: int = 0
+    stages: tuple[Stage, ...] = ()
+    """Later selectors by rising version."""
     num_draws: int = 0
     num_passed_over: int = 0
     """Candidates that were not visited."""
@@ -80,9 +93,17 @@ class Selection:
     """prompt -> (first draw that passed it over since its last visit, how many did)."""
 
     @property
-    def pool(self) -> int:
-        """Candidates of one draw; 0 = nothing is drawn."""
-        return self.selector.pool
+    def max_pool(self) -> int:
+        """Candidates of one draw, at most, over all stages; 0 = nothing is ever drawn."""
+        return max(self.selector.pool, *(stage.selector.pool for stage in self.stages), 0)
+
+    def pool(self, version: int) -> int:
+        """Candidates of one draw at a policy version; 0 = nothing is drawn."""
+        return self._at(version).selector.pool if self.stages else self.selector.pool
+
+    def visit(self, prompt_id: str) -> None:
+        """A prompt is visited in its turn, where nothing is drawn."""
+        self._waits.pop(prompt_id, None)
 
     def draw(self, candidates: Sequence[Candidate], version: int) -> int | None:
         """Index of the candidate to visit, or None; the turns of the others are over.
@@ -91,29 +112,56 @@ class Selection:
             candidates: At least one, at most `pool`.
             version: Policy version that the visit would start from.
         """
-        chosen = self._overdue(candidates)
+        stage = self._at(version)
+        chosen = self._overdue(candidates, stage.max_passes)
         if chosen is None:
             seed = derive(self.seed, _STREAM, self.num_draws)
-            chosen = self.selector.choose(candidates, Draw(seed, version))
+            chosen = stage.selector.choose(candidates, Draw(seed, version - stage.from_version))
         self.num_passed_over += len(candidates) - (chosen is not None)
-        if self.max_passes:
+        if self._is_bounded:
             self._count(candidates, chosen)
         self.num_draws += 1
         return chosen
 
-    def observe(self, prompt_id: str, right: int, wrong: int) -> None:
-        """A visit ended; one without counted samples says nothing."""
-        if right + wrong:
+    def observe(self, prompt_id: str, right: int, wrong: int, version: int) -> None:
+        """A visit ended at a policy version; one without counted samples says nothing."""
+        if not right + wrong:
+            return
+        if not self.stages:
             self.selector.observe(prompt_id, right, wrong)
+            return
+        in_force = self._at(version).selector
+        for selector in self._selectors:
+            selector.observe(prompt_id, right, wrong, is_in_force=selector is in_force)
 
-    def _overdue(self, candidates: Sequence[Candidate]) -> int | None:
+    @property
+    def _selectors(self) -> list[Selector]:
+        """Each one once: stages may share one."""
+        found = [self.selector]
+        found += [stage.selector for stage in self.stages]
+        return list({id(selector): selector for selector in found}.values())
+
+    @property
+    def _is_bounded(self) -> bool:
+        """Whether some stage bounds how often a prompt is passed over."""
+        return self.max_passes > 0 or any(stage.max_passes for stage in self.stages)
+
+    def _at(self, version: int) -> Stage:
+        """What is in force at a policy version."""
+        found = Stage(0, self.selector, self.max_passes)
+        for stage in self.stages:
+            if version >= stage.from_version:
+                found = stage
+        return found
+
+    def _overdue(self, candidates: Sequence[Candidate], max_passes: int) -> int | None:
         """The candidate that must not be passed over again; of several, the one that has waited longest."""
-        if not self.max_passes:
+        if not max_passes:
             return None
         longest, found = self.num_draws, None
         for index, candidate in enumerate(candidates):
             since, passes = self._waits.get(candidate.prompt_id, (longest, 0))
-            if since < longest and passes >= self.max_passes:
+            if since < longest and passes >= max_passes:
                 longest, found = since, index
         return found
 

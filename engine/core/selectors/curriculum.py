@@ -1,6 +1,7 @@
 """A difficulty curriculum: visit the prompt whose estimated pass rate is nearest a target that moves over training.
 
-target(v) = first + (last - first)·min(1, v / steps), v the policy version; from easy to hard by default. The estimate
+target(v) = first + (last - first)·min(1, v / steps), v the policy versions since it took force; from easy to hard by
+default. The estimate
 is the posterior mean (past.right + α₀) / (past.total + α₀ + β₀), so a prompt that was never visited counts as the
 prior's mean. Equals: the first in the epoch's order, which is random. (Own rule; the idea of a moving target is that of
 every easy-to-hard curriculum, with measured instead of labelled difficulty.)
@@ -22,9 +23,9 @@ class Curriculum:
 
     pool: int = 16
     first: float = 0.75
-    """Target pass rate at version 0."""
+    """Target pass rate when it takes force."""
     last: float = 0.25
-    """Target from version `steps` on."""
+    """Target `steps` versions later, and from then on."""
     steps: int = 200
     prior_right: float = 1.0
     """α₀."""
@@ -32,7 +33,7 @@ class Curriculum:
     """β₀."""
 
     def target(self, version: int) -> float:
-        """Wanted pass rate at a policy version."""
+        """Wanted pass rate so many policy versions after it took force."""
         return self.first + (self.last - self.first) * min(1.0, version / self.steps)
 
     def choose(self, candidates: Sequence[Candidate], draw: Draw) -> int:
@@ -41,7 +42,7 @@ class Curriculum:
         gaps = [abs(self._mean(candidate.past) - target) for candidate in candidates]
         return gaps.index(min(gaps))
 
-    def observe(self, prompt_id: str, right: int, wrong: int) -> None:
+    def observe(self, prompt_id: str, right: int, wrong: int, *, is_in_force: bool = True) -> None:
         """Nothing: a prompt's past says it all."""
 
     def _mean(self, past: Past) -> float:

@@ -61,12 +61,15 @@ class Greso:
         base = self.p_easy if streak > 0 else self.p_hard
         return max(base ** abs(streak), self.floor)
 
-    def observe(self, prompt_id: str, right: int, wrong: int) -> None:
-        """Lengthen or end the prompt's row; adjust both chances when enough repeated visits were seen."""
+    def observe(self, prompt_id: str, right: int, wrong: int, *, is_in_force: bool = True) -> None:
+        """Lengthen or end the prompt's row; adjust both chances when enough repeated visits were seen.
+
+        Visits that another selector chose say nothing about what these chances lead to.
+        """
         kind = 0 if right and wrong else 1 if right else -1
         before = self._streaks.get(prompt_id)
         self._streaks[prompt_id] = before + kind if before is not None and before * kind > 0 else kind
-        if before is None:
+        if before is None or not is_in_force:
             return
         self._num_repeats += 1
         self._num_easy += kind > 0

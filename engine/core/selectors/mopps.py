@@ -49,7 +49,7 @@ class Mopps:
             return inside[rng.below(len(inside))]
         return _least([max(low - rate, rate - high) for rate in rates])
 
-    def observe(self, prompt_id: str, right: int, wrong: int) -> None:
+    def observe(self, prompt_id: str, right: int, wrong: int, *, is_in_force: bool = True) -> None:
         """Nothing: a prompt's past says it all."""
 
 

@@ -16,5 +16,5 @@ class Uniform:
         """The next one in order."""
         return 0
 
-    def observe(self, prompt_id: str, right: int, wrong: int) -> None:
+    def observe(self, prompt_id: str, right: int, wrong: int, *, is_in_force: bool = True) -> None:
         """Nothing is remembered."""
