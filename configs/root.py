@@ -6,12 +6,13 @@ from pydantic import Field, model_validator
 
 from configs.base import Section
 from configs.inputs import Data, Evaluation, Model, Verifier
+from configs.loss import Loss
 from configs.processes import Cores, Server, Simulated, Worker
-from configs.sampling import Sampling, Staleness
+from configs.sampling import Reward, Sampling, Staleness
 from configs.selection import Selector
 from configs.simulation import Simulation
 from configs.strategy import ALLOCATING, Advantage, Allocation, Futility, Giveup, History, Pilot, Stage, Strategy
-from configs.training import Checkpoint, Learner, Loss, Optimizer, Run, Weights
+from configs.training import Checkpoint, Learner, Optimizer, Run, Weights
 
 
 class Config(Section):
@@ -45,6 +46,8 @@ class Config(Section):
     """The hard bound η."""
     sampling: Sampling = Field(default_factory=Sampling)
     """Length and temperature."""
+    reward: Reward = Field(default_factory=Reward)
+    """What is added to the verdict."""
     verifier: Verifier = Field(default_factory=Verifier)
     """Verdicts."""
     evaluation: Evaluation = Field(default_factory=Evaluation)
@@ -60,7 +63,7 @@ class Config(Section):
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """AdamW."""
     loss: Loss = Field(default_factory=Loss)
-    """PPO-clip."""
+    """Objective, clips, aggregation."""
     weights: Weights = Field(default_factory=Weights)
     """Weight updates."""
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
@@ -104,5 +107,23 @@ class Config(Section):
             raise ValueError(
                 f"sampling.max_tokens must be < model.max_context_tokens = {self.model.max_context_tokens}, "
                 f"got {self.sampling.max_tokens}: no prompt would fit"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _micro_batch_holds_a_context(self) -> Self:
+        if self.learner.kind != "simulated" and self.model.max_context_tokens > self.learner.micro_batch_tokens:
+            raise ValueError(
+                f"learner.micro_batch_tokens must be >= model.max_context_tokens = {self.model.max_context_tokens}, "
+                f"got {self.learner.micro_batch_tokens}: a prompt with its response would not fit"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _penalty_fits_a_response(self) -> Self:
+        if self.reward.overlong_tokens > self.sampling.max_tokens:
+            raise ValueError(
+                f"reward.overlong_tokens must be <= sampling.max_tokens = {self.sampling.max_tokens}, "
+                f"got {self.reward.overlong_tokens}"
             )
         return self

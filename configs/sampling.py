@@ -1,4 +1,4 @@
-"""How samples are drawn, and how old they may be; when a prompt has enough of them is in configs/strategy.py."""
+"""How samples are drawn and rewarded, and how old they may be; when a prompt has enough is in configs/strategy.py."""
 
 from pydantic import Field
 
@@ -21,3 +21,12 @@ class Sampling(Section):
     """Softmax temperature of training samples."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus mass; below 1 the behaviour logprobs are those of the cut distribution."""
+
+
+class Reward(Section):
+    """What is added to the verdict (1 for a right sample, 0 for a wrong one)."""
+
+    overlong_tokens: int = Field(default=0, ge=0)
+    """c of DAPO's overlong penalty: the last c tokens before sampling.max_tokens cost reward, linearly; 0 = off."""
+    overlong_factor: float = Field(default=1.0, gt=0.0)
+    """f: penalty of a response of sampling.max_tokens tokens."""

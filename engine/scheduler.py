@@ -19,6 +19,7 @@ from engine.core.arm import Arm, Sample
 from engine.core.dispatcher import Dispatcher, Launch, Retirement
 from engine.core.errors import PeerLost
 from engine.core.group import Group
+from engine.core.overlong import overlong_penalty
 from engine.core.width import Pace
 from engine.fleet import Fleet
 from engine.prompt_feed import PromptFeed
@@ -305,13 +306,21 @@ class Scheduler:
         self.dispatcher.pace = Pace(_mean(pace.latency_s, latency), pace.version_s)
         is_right = verdict == "correct"
         version = min((span.version for span in message.spans), default=self.dispatcher.generation_version)
-        sample = Sample(message.key.index, float(is_right), is_right, version, len(message.token_ids), message)
+        num_tokens = len(message.token_ids)
+        sample = Sample(message.key.index, self._reward(is_right, num_tokens), is_right, version, num_tokens, message)
         if sample.index == 0:
-            self.tally.first_sample(sample.reward)
-            self.ports.recorder.first_sample_reward(sample.reward)
+            # The policy's pass rate: without what shaping takes off.
+            self.tally.first_sample(float(is_right))
+            self.ports.recorder.first_sample_reward(float(is_right))
         retirement = self.dispatcher.score(message.key.arm, sample)
         if retirement is not None:
             await self._retired(retirement)
+
+    def _reward(self, is_right: bool, num_tokens: int) -> float:
+        shaping = self.config.reward
+        max_tokens = self.config.sampling.max_tokens
+        penalty = overlong_penalty(num_tokens, max_tokens, shaping.overlong_tokens, shaping.overlong_factor)
+        return float(is_right) + penalty
 
     def _failed(self, key: SampleKey) -> None:
         if self._stopped or not self.dispatcher.is_open(key.arm, key.index, key.retry):

@@ -10,7 +10,7 @@ above it a response gets a segment alone.
 Invariants: every response token is predicted exactly once (by the token before it, for the first one the prompt's last
 token); prompt tokens are never predicted; samples without tokens are left out, groups without samples as well.
 
-Shapes: T packed tokens, R response tokens, G segments of a block, L longest segment of a block.
+Shapes: T packed tokens, R response tokens, S responses, G segments of a block, L longest segment of a block.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,6 +34,10 @@ class Segment:
 
     prompt_token_ids: Int32s
     samples: list[TrainSample]
+    train_version: int = 0
+    """Learner version at whose gradient they are used."""
+    group_id: int = -1
+    """-1: fixed sequences, no group."""
 
     @property
     def num_tokens(self) -> int:
@@ -46,7 +50,7 @@ class AttentionBlock:
     """Segments of similar length, attended together."""
 
     rows_GL: Tensor
-    """int64: place in the packed row of each token; padding is the row's first token."""
+    """int64: place in the packed row of each token; padding is the segment's first token."""
     mask_GLL: Tensor
     """float32: 0 where the query (second axis) sees the key (third axis), -inf elsewhere."""
 
@@ -75,6 +79,12 @@ class MicroBatch:
     """float32 nats."""
     advantages_R: Tensor
     """float32."""
+    staleness_R: Tensor
+    """int64: learner's version at the gradient minus the token's; tokens without a span count as fresh."""
+    sequence_R: Tensor
+    """int64: number of each token's response in this pass, 0 to S - 1, rising."""
+    lengths_S: Tensor
+    """int64: tokens of each response, none of 0."""
 
     @property
     def num_packed_tokens(self) -> int:
@@ -93,13 +103,13 @@ def split_groups(groups: Iterable[TrainGroup], max_shared_tokens: int = MAX_SHAR
     for group in groups:
         if not group.prompt_token_ids.size:
             raise ValueError(f"group {group.group_id} must have a prompt of at least one token, got none")
-        segment = Segment(group.prompt_token_ids, [])
+        segment = Segment(group.prompt_token_ids, [], group.train_version, group.group_id)
         for sample in group.samples:
             if not sample.token_ids.size:
                 continue
             if segment.samples and segment.num_tokens + sample.token_ids.size > max_shared_tokens:
                 segments.append(segment)
-                segment = Segment(group.prompt_token_ids, [])
+                segment = Segment(group.prompt_token_ids, [], group.train_version, group.group_id)
             segment.samples.append(sample)
         if segment.samples:
             segments.append(segment)
@@ -148,7 +158,8 @@ def pack(segments: Sequence[Segment], device: torch.device | str = "cpu") -> Mic
             place += length
         owners.append(np.concatenate(owner))
     samples = [sample for segment in segments for sample in segment.samples]
-    advantages = np.repeat([sample.advantage for sample in samples], [sample.token_ids.size for sample in samples])
+    lengths = np.array([sample.token_ids.size for sample in samples], dtype=np.int64)
+    staleness = [_staleness(sample, segment.train_version) for segment in segments for sample in segment.samples]
     return MicroBatch(
         input_ids_T=_int64(tokens, device),
         position_ids_T=_int64(positions, device),
@@ -156,8 +167,19 @@ def pack(segments: Sequence[Segment], device: torch.device | str = "cpu") -> Mic
         predictors_R=_int64(predictors, device),
         targets_R=_int64([sample.token_ids for sample in samples], device),
         behaviour_logprobs_R=_float32(np.concatenate([sample.logprobs for sample in samples]), device),
-        advantages_R=_float32(advantages, device),
+        advantages_R=_float32(np.repeat([sample.advantage for sample in samples], lengths), device),
+        staleness_R=_int64(staleness, device),
+        sequence_R=_int64([np.repeat(np.arange(lengths.size), lengths)], device),
+        lengths_S=_int64([lengths], device),
     )
+
+
+def _staleness(sample: TrainSample, train_version: int) -> np.ndarray:
+    """Versions between each response token and the gradient, int64."""
+    ages = np.zeros(sample.token_ids.size, dtype=np.int64)
+    for span in sample.spans:
+        ages[span.start : span.end] = train_version - span.version
+    return ages
 
 
 def _shared_prefix(prompts: Sequence[Int32s]) -> int:
@@ -180,11 +202,13 @@ def _lay_out(owners: Sequence[np.ndarray], shared: int, device: torch.device | s
     offset = 0
     for members in _similar([owner.size for owner in owners]):
         longest = max(owners[member].size for member in members)
-        rows = np.zeros((len(members), longest), dtype=np.int64)
+        rows = np.empty((len(members), longest), dtype=np.int64)
         sees = np.zeros((len(members), longest, longest), dtype=bool)
         for line, member in enumerate(members):
             owner, start = owners[member], starts[member]
             own = np.concatenate([np.arange(shared), np.arange(start, start + owner.size - shared)])
+            # Padding has weight 0, but 0 times another segment's NaN would be NaN.
+            rows[line] = own[0]
             rows[line, : owner.size] = own
             visible = (owner[None, :] == 0) | (owner[None, :] == owner[:, None])
             sees[line, : owner.size, : owner.size] = np.tril(visible)

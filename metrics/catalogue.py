@@ -22,6 +22,8 @@ GROUP_OUTCOMES = (
 SIDES = ("right", "wrong")
 VERDICTS = ("correct", "wrong", "unparsed", "timeout", "crashed")
 UPDATE_OUTCOMES = ("ok", "failed")
+LAGS = ("0", "1", "2", "3-4", "5+")
+"""Staleness of a trained token, versions."""
 REJECTIONS = ("skipped", "quarantined", "passed_over")
 
 _ANY: tuple[str, ...] = ()
@@ -171,6 +173,32 @@ CATALOGUE: tuple[Series, ...] = (
     Series("adastream_learner_importance_ratio_max", "gauge", "Greatest importance ratio of a token, last step."),
     Series("adastream_learner_staleness_mean_versions", "gauge", "Mean token staleness of the last step."),
     Series("adastream_learner_staleness_max_versions", "gauge", "Greatest token staleness of the last step."),
+    Series("adastream_learner_masked_ratio", "gauge", "Share of tokens left out by a mask, last step."),
+    Series("adastream_learner_kl_reference_nats", "gauge", "Distance to the reference model, nats a token, last step."),
+    # learner: by staleness
+    Series("adastream_learner_lag_tokens_total", "counter", "Trained tokens by staleness.", {"lag": LAGS}),
+    Series("adastream_learner_lag_ratio_p01", "gauge", "1st percentile of the importance ratio.", {"lag": LAGS}),
+    Series("adastream_learner_lag_ratio_p50", "gauge", "Median of the importance ratio.", {"lag": LAGS}),
+    Series("adastream_learner_lag_ratio_p99", "gauge", "99th percentile of the importance ratio.", {"lag": LAGS}),
+    Series("adastream_learner_lag_clipped_ratio", "gauge", "Share of tokens clipped at the last step.", {"lag": LAGS}),
+    Series(
+        "adastream_learner_lag_ess_ratio",
+        "gauge",
+        "Effective sample size of the importance ratios over their number, last step.",
+        {"lag": LAGS},
+    ),
+    Series("adastream_learner_lag_kl_k1_nats", "gauge", "Mean log of sampler over learner, last step.", {"lag": LAGS}),
+    Series("adastream_learner_lag_kl_k3_nats", "gauge", "The same by an estimate never below 0.", {"lag": LAGS}),
+    Series(
+        "adastream_learner_mismatch_nats",
+        "gauge",
+        "Mean logprob difference of sampler and learner at staleness 0, last step with such tokens.",
+    ),
+    Series(
+        "adastream_learner_mismatch_ratio",
+        "gauge",
+        "Share of tokens of staleness 0 with a ratio outside 0.9 to 1.1, last step with such tokens.",
+    ),
     # weight updates
     Series("adastream_weights_updates_total", "counter", "Weight updates of a worker.", {"outcome": UPDATE_OUTCOMES}),
     Series("adastream_weights_stage_seconds", "histogram", "Staging and checking of an update.", buckets=_UPDATE_S),

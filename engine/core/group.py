@@ -3,10 +3,12 @@
 Invariants:
 - Kept samples are drawn at random within class (seeded per arm), never by arrival, length or logprob.
 - Advantages come from the whole pool (engine/core/advantage.py), not from the kept samples.
-- A kept sample is exchanged only for an unkept fresh one of its class, so advantages do not change.
+- A kept sample is exchanged only for an unkept fresh one of its class, so advantages change by no more than
+  the two samples' shaping (a length penalty).
 - A pool without signal makes no group, unless `Unresolved` says "keep" (its samples are trained at zero advantage, as
   the authors' code does) or "shrink" (a group without samples takes its place in the step). Selection `right` finds
-  signal in right samples, the others in spread.
+  signal in right samples, the others in pools of both classes. Shaping is no signal: DAPO filters by verdict too, and
+  the exact laws (engine/core/law.py) count classes.
 - A pool with signal makes no group when its fresh samples do not carry it any more: leftovers of one class would pull
   one way. Nor does any pool without a fresh sample: if filtered prompts never expired, steps would hold more of them
   than their share.
@@ -110,8 +112,8 @@ def has_signal(arm: Arm) -> bool:
 
 
 def has_spread(arm: Arm) -> bool:
-    """Whether the counted samples differ in reward; without spread every advantage over a group baseline is 0."""
-    return len({s.reward for s in arm.counted}) > 1
+    """Whether samples of both classes were counted; without, every advantage over a group baseline is 0 or shaping."""
+    return 0 < arm.num_right < len(arm.counted)
 
 
 def _balanced(order: list[Sample], size: int) -> list[Sample]:

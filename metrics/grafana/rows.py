@@ -24,6 +24,10 @@ def _last(name: str, unit: str = "short", title: str = "", description: str = ""
     return Panel(title, description, (Query(series(name), "{{instance}}"),), unit, width=width)
 
 
+def _by_lag(name: str, title: str, description: str, unit: str = "short") -> Panel:
+    return Panel(title, description, (Query(series(name), "{{lag}} {{instance}}"),), unit)
+
+
 NOW = Row(
     "Now",
     (
@@ -266,6 +270,54 @@ LEARNER = Row(
     ),
 )
 
+OFF_POLICY = Row(
+    "Off-policy",
+    (
+        Panel(
+            "Trained tokens a second, by staleness",
+            "Versions between a token and the gradient that it is in.",
+            (Query(rate("adastream_learner_lag_tokens_total", by="lag"), "{{lag}}"),),
+            stacked=True,
+        ),
+        _by_lag("adastream_learner_lag_ratio_p99", "Importance ratio, 99th percentile", "Learner over sampler."),
+        _by_lag("adastream_learner_lag_ratio_p50", "Importance ratio, median", "Learner over sampler."),
+        _by_lag("adastream_learner_lag_ratio_p01", "Importance ratio, 1st percentile", "Learner over sampler."),
+        _by_lag("adastream_learner_lag_clipped_ratio", "Clipped tokens, by staleness", "Share.", "percentunit"),
+        _by_lag(
+            "adastream_learner_lag_ess_ratio",
+            "Effective sample size",
+            "Of the ratios as weights, over their number: 1 = all alike.",
+            "percentunit",
+        ),
+        _by_lag(
+            "adastream_learner_lag_kl_k3_nats", "KL to behaviour (k3), by staleness", "Nats a token, never below 0."
+        ),
+        _by_lag("adastream_learner_lag_kl_k1_nats", "KL to behaviour (k1), by staleness", "Nats a token, unbiased."),
+        Panel(
+            "Engine and learner mismatch",
+            "Tokens of the very weights of the gradient: the sampler's arithmetic, not age. Mean difference in nats.",
+            (Query(series("adastream_learner_mismatch_nats"), "{{instance}}"),),
+        ),
+        Panel(
+            "Mismatched tokens",
+            "Share of those tokens with a ratio outside 0.9 to 1.1.",
+            (Query(series("adastream_learner_mismatch_ratio"), "{{instance}}"),),
+            "percentunit",
+        ),
+        Panel(
+            "Masked tokens",
+            "Share left out by IcePop or M2PO.",
+            (Query(series("adastream_learner_masked_ratio"), "{{instance}}"),),
+            "percentunit",
+        ),
+        Panel(
+            "KL to the reference model",
+            "Nats a token, by the chosen estimate; 0 without the penalty.",
+            (Query(series("adastream_learner_kl_reference_nats"), "{{instance}}"),),
+        ),
+    ),
+)
+
 WEIGHTS = Row(
     "Weight updates",
     (
@@ -342,4 +394,4 @@ HEALTH = Row(
     ),
 )
 
-ROWS = (NOW, BUDGET, SIGNAL, STALENESS, THROUGHPUT, LEARNER, WEIGHTS, HEALTH)
+ROWS = (NOW, BUDGET, SIGNAL, STALENESS, THROUGHPUT, LEARNER, OFF_POLICY, WEIGHTS, HEALTH)

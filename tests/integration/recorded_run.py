@@ -8,11 +8,12 @@ import asyncio
 import random
 import sys
 
-from metrics.catalogue import tier_of
+from metrics.catalogue import LAGS, tier_of
 from metrics.recorder import Recorder
 from metrics.server import Health, MetricsServer
 
 MOMENT_S = 0.05
+LAG_NAMES = ("tokens", "ratio_p01", "ratio_p50", "ratio_p99", "clip_share", "ess_share", "kl_k1", "kl_k3")
 
 
 class RecordedRun:
@@ -70,6 +71,10 @@ class RecordedRun:
             "entropy": 1.2,
             "kl_behaviour": 0.01,
             "clip_share": 0.02,
+            "mask_share": 0.01,
+            "kl_reference": 0.003,
+            "mismatch_nats": 0.02,
+            "mismatch_share": 0.04,
             "grad_norm": 0.8,
             "lr": 1e-5,
             "ratio_max": 1.4,
@@ -80,6 +85,10 @@ class RecordedRun:
             "max_staleness": 2.0,
             "mean_staleness": 0.8,
         }
+        for number, lag in enumerate(LAGS[:-1]):
+            values = (1000.0, 0.8, 1.0, 1.3, 0.02, 0.97 - 0.02 * number, 0.001, 0.002)
+            step |= {f"lag/{lag}/{name}": value for name, value in zip(LAG_NAMES, values, strict=True)}
+        step[f"lag/{LAGS[-1]}/tokens"] = 0.0
         recorder.step(self.version, step)
         recorder.weight_update(
             "ok", stage_s=0.2, pause_s=draw.uniform(0.2, 0.4), load_s=0.2, update_s=0.9, canary_max_nats=0.03

@@ -43,6 +43,11 @@ STILL_WHEN_HEALTHY = {
     "adastream_learner_clipped_ratio",
     "adastream_learner_grad_norm",
     "adastream_learner_learning_rate",
+    *(row.name for row in CATALOGUE if row.name.startswith("adastream_learner_lag_")),
+    "adastream_learner_kl_reference_nats",
+    "adastream_learner_masked_ratio",
+    "adastream_learner_mismatch_nats",
+    "adastream_learner_mismatch_ratio",
 }
 """Series that may stay at 0 while nothing goes wrong."""
 

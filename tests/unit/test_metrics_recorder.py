@@ -1,11 +1,12 @@
 """The catalogue, the recorder, and their promises to Prometheus."""
 
+import math
 import subprocess
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics.catalogue import CATALOGUE, FATES, GROUP_OUTCOMES, REASONS, TIERS, tier_of
+from metrics.catalogue import CATALOGUE, FATES, GROUP_OUTCOMES, LAGS, REASONS, TIERS, tier_of
 from metrics.recorder import Recorder
 
 STEP = {
@@ -168,6 +169,24 @@ def test_a_step_sets_the_learners_series():
     assert value(recorder, "adastream_learner_tokens_packed_total") == 1500
     assert value(recorder, "adastream_learner_step_seconds_count") == 1
     assert value(recorder, "adastream_learner_last_step_timestamp_seconds") > 1.6e9
+
+
+def test_a_step_sets_the_series_of_the_lags_it_had():
+    recorder = Recorder()
+    tokens = {f"lag/{lag}/tokens": 0.0 for lag in LAGS}
+    recorder.step(1, STEP | tokens | {"lag/0/tokens": 70.0, "lag/0/ratio_p99": 1.2, "lag/0/ess_share": 0.9})
+    recorder.step(2, STEP | tokens | {"lag/3-4/tokens": 5.0, "lag/3-4/ratio_p99": 1.6, "mismatch_nats": 0.02})
+    assert value(recorder, "adastream_learner_lag_tokens_total", lag="0") == 70.0
+    assert value(recorder, "adastream_learner_lag_tokens_total", lag="3-4") == 5.0
+    assert value(recorder, "adastream_learner_lag_ratio_p99", lag="3-4") == 1.6
+    assert math.isnan(value(recorder, "adastream_learner_lag_ratio_p99", lag="0"))
+    assert value(recorder, "adastream_learner_mismatch_nats") == 0.02
+
+
+def test_a_learner_that_reports_no_lags_leaves_them_alone():
+    recorder = Recorder()
+    recorder.step(1, STEP)
+    assert value(recorder, "adastream_learner_lag_ess_ratio", lag="5+") == 0.0
 
 
 def test_a_failed_weight_update_counts_without_its_times():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.wire import Span
 from learner.packing import MAX_PADDING, Segment, fill_micro_batches, pack, split_groups
 from tests.support.learner_inputs import random_group, tiny_llama
 
@@ -93,6 +94,16 @@ def test_every_response_token_is_predicted_once_with_its_own_advantage_and_logpr
     np.testing.assert_array_equal(batch.behaviour_logprobs_R, np.concatenate([sample.logprobs for sample in samples]))
     expected = np.concatenate([np.full(sample.token_ids.size, sample.advantage) for sample in samples])
     np.testing.assert_allclose(batch.advantages_R, expected, rtol=1e-6)
+
+
+def test_every_token_knows_its_response_and_its_age():
+    group = random_group(np.random.default_rng(0), prompt=[7, 8], lengths=(3, 0, 1, 2), version=5)
+    group.samples[0].spans[:] = [Span(3, 0, 1), Span(4, 1, 3)]
+    group.samples[3].spans[:] = []
+    batch = pack(split_groups([group], max_shared_tokens=6))
+    assert batch.staleness_R.tolist() == [2, 1, 1, 0, 0, 0]
+    assert batch.sequence_R.tolist() == [0, 0, 0, 1, 2, 2]
+    assert batch.lengths_S.tolist() == [3, 1, 2]
 
 
 def test_long_responses_get_segments_of_their_own():
