@@ -52,6 +52,9 @@ class Kl(Section):
     """Of the penalty; 0 = none, and no forward pass of the reference."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """r = log π/π_ref; r²/2, whose gradient is the exact divergence's; or GRPO's exp(-r) - 1 + r, never below 0."""
+    reference: str = ""
+    """The initial model, as in model.path; empty = model.path, as it was when the run started. Takes its memory once
+    more."""
 
 
 class Loss(Section):
@@ -68,7 +71,8 @@ class Loss(Section):
     """c: for negative advantages the objective is bounded below by c·A (ppo, gspo, decoupled)."""
     proximal: Literal["loglinear", "recompute"] = "loglinear"
     """decoupled: `loglinear` goes from sampler to learner by age, (d - 1)/d of the way; `recompute` takes the learner's
-    own before the step. Here a sample is trained in one step only, so that the clip never binds under `recompute`."""
+    own before the update's first mini-batch. With learner.mini_batches = 1 that is the policy itself: the clip never
+    binds."""
     mismatch: Mismatch = Field(default_factory=Mismatch)
     """Engine/learner mismatch."""
     m2_budget: float = Field(default=0.0, ge=0.0)

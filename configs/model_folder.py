@@ -11,8 +11,12 @@ class ModelError(ValueError):
     """The model cannot be used; the text says why and what would help."""
 
 
-def check_model(path: str) -> None:
+def check_model(path: str, key: str = "model.path") -> None:
     """Refuse a folder that holds no causal language model; a hub name (owner/name) is left to the hub.
+
+    Args:
+        path: A folder, or a hub name.
+        key: The configuration's key that has it, for the message.
 
     Raises:
         ModelError: no such folder, no readable configuration, no weights, or another kind of model.
@@ -21,17 +25,17 @@ def check_model(path: str) -> None:
     if is_hub_name(path):
         return
     if not folder.is_dir():
-        raise ModelError(f"model.path {path} does not exist; `make prepare` makes the quickstart's model")
+        raise ModelError(f"{key} {path} does not exist; `make prepare` makes the quickstart's model")
     try:
         table = cast("dict[str, object]", json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as exc:
-        raise ModelError(f"model.path {path} must be a folder with a readable config.json: {exc}") from exc
+        raise ModelError(f"{key} {path} must be a folder with a readable config.json: {exc}") from exc
     architectures = cast("list[str]", table.get("architectures") or [])
     if not any(name.endswith(CAUSAL_ENDINGS) for name in architectures):
         found = ", ".join(architectures) or "no architecture"
-        raise ModelError(f"model.path {path} must hold a causal language model, got {found}")
+        raise ModelError(f"{key} {path} must hold a causal language model, got {found}")
     if not any(folder.glob("*.safetensors")):
-        raise ModelError(f"model.path {path} must hold safetensors files, found none")
+        raise ModelError(f"{key} {path} must hold safetensors files, found none")
 
 
 def is_hub_name(path: str) -> bool:

@@ -154,6 +154,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _micro_batch_holds_a_context(self) -> Self:
+        if self.learner.kind != "simulated" and self.model.max_context_tokens > self.learner.micro_batch_tokens:
+            raise ValueError(
+                f"learner.micro_batch_tokens must be >= model.max_context_tokens = {self.model.max_context_tokens}, "
+                f"got {self.learner.micro_batch_tokens}: a prompt with its response would not fit"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _penalty_fits_a_response(self) -> Self:
         if self.reward.overlong_tokens > self.sampling.max_tokens:
             raise ValueError(

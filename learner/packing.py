@@ -36,6 +36,8 @@ class Segment:
     samples: list[TrainSample]
     train_version: int = 0
     """Learner version at whose gradient they are used."""
+    group_id: int = -1
+    """-1: fixed sequences, no group."""
 
     @property
     def num_tokens(self) -> int:
@@ -48,7 +50,7 @@ class AttentionBlock:
     """Segments of similar length, attended together."""
 
     rows_GL: Tensor
-    """int64: place in the packed row of each token; padding is the row's first token."""
+    """int64: place in the packed row of each token; padding is the segment's first token."""
     mask_GLL: Tensor
     """float32: 0 where the query (second axis) sees the key (third axis), -inf elsewhere."""
 
@@ -102,13 +104,13 @@ def split_groups(groups: Iterable[TrainGroup], max_shared_tokens: int = MAX_SHAR
         # A vacant place of a step has neither prompt nor samples.
         if group.samples and not group.prompt_token_ids.size:
             raise ValueError(f"group {group.group_id} must have a prompt of at least one token, got none")
-        segment = Segment(group.prompt_token_ids, [], group.train_version)
+        segment = Segment(group.prompt_token_ids, [], group.train_version, group.group_id)
         for sample in group.samples:
             if not sample.token_ids.size:
                 continue
             if segment.samples and segment.num_tokens + sample.token_ids.size > max_shared_tokens:
                 segments.append(segment)
-                segment = Segment(group.prompt_token_ids, [], group.train_version)
+                segment = Segment(group.prompt_token_ids, [], group.train_version, group.group_id)
             segment.samples.append(sample)
         if segment.samples:
             segments.append(segment)
@@ -201,11 +203,13 @@ def _lay_out(owners: Sequence[np.ndarray], shared: int, device: torch.device | s
     offset = 0
     for members in _similar([owner.size for owner in owners]):
         longest = max(owners[member].size for member in members)
-        rows = np.zeros((len(members), longest), dtype=np.int64)
+        rows = np.empty((len(members), longest), dtype=np.int64)
         sees = np.zeros((len(members), longest, longest), dtype=bool)
         for line, member in enumerate(members):
             owner, start = owners[member], starts[member]
             own = np.concatenate([np.arange(shared), np.arange(start, start + owner.size - shared)])
+            # Padding has weight 0, but 0 times another segment's NaN would be NaN.
+            rows[line] = own[0]
             rows[line, : owner.size] = own
             visible = (owner[None, :] == 0) | (owner[None, :] == owner[:, None])
             sees[line, : owner.size, : owner.size] = np.tril(visible)

@@ -20,10 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import AttentionInterface
 
+from configs.load import ConfigError
 from configs.model_folder import ModelError, check_model, is_hub_name
+from configs.root import Config
+from configs.training import Learner
 from engine.wire import Float32s, Int32s, TrainSample
-from learner.attention import ATTENTION_NAME
+from learner.attention import ATTENTION_NAME, packed_attention
 from learner.logprobs import chunked_logprobs
 from learner.packing import MicroBatch, Segment, pack
 
@@ -63,6 +68,7 @@ class Policy(nn.Module):
             raise ModelError("the model's head must be a linear layer without bias")
         # Kept in a tuple, out of the module tree: its own head would be a module whose forward nobody calls.
         self._whole = (model,)
+        self._vocabulary_size = head.weight.shape[0]
         self.trunk = cast("nn.Module", model.base_model)
         self.head = LogprobHead(cast("nn.Parameter", head.weight), chunk_tokens)
 
@@ -70,6 +76,11 @@ class Policy(nn.Module):
     def model(self) -> PreTrainedModel:
         """The transformers model whose parameters these are."""
         return self._whole[0]
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V: rows of the output embedding."""
+        return self._vocabulary_size
 
     @property
     def device(self) -> torch.device:
@@ -94,6 +105,39 @@ class Policy(nn.Module):
         )
         hidden_RD = output.last_hidden_state[0].index_select(0, batch.predictors_R)
         return self.head(hidden_RD, batch.targets_R, temperature)
+
+    def checkpoint_activations(self) -> None:
+        """Keep only the input of each layer in training passes and compute the layer again in the backward pass.
+
+        Raises:
+            ModelError: the architecture cannot.
+        """
+        if not self.model.supports_gradient_checkpointing:
+            raise ModelError(f"learner.activation_checkpointing must be false for {type(self.model).__name__}")
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def compile_layers(self) -> None:
+        """Compile each layer of the trunk for every length, and try it with a pass forward and back.
+
+        Attention is left out: the number of its blocks changes from batch to batch, and each would be a compilation.
+
+        Raises:
+            ConfigError: torch cannot compile here (no C++ compiler, say).
+        """
+        from torch._dynamo.exc import TorchDynamoException  # seconds to import
+
+        AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(packed_attention))
+        for module in self.trunk.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.compile(dynamic=True)
+        tokens = np.arange(4, dtype=np.int32) % self.vocabulary_size
+        try:
+            logprobs_R, _ = self(pack([Segment(tokens[:1], [_as_sample(tokens[1:])])], self.device), 1.0)
+            torch.autograd.backward(logprobs_R.sum())
+        except (TorchDynamoException, RuntimeError) as exc:
+            reason = str(exc).strip().splitlines()[0]
+            raise ConfigError(f"learner.compile must be false here, torch.compile fails: {reason}") from exc
+        self.zero_grad(set_to_none=True)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under its HF name as it is now; a tied head too, as the same tensor."""
@@ -140,25 +184,64 @@ class Policy(nn.Module):
         return worst
 
 
-def load_policy(path: str, chunk_tokens: int, dtype: torch.dtype = torch.bfloat16) -> Policy:
-    """The causal language model at `path` (a folder, or a hub name), with packed attention, on the CPU.
+def load_policy(config: Config, dtype: torch.dtype = torch.bfloat16) -> Policy:
+    """The causal language model at `model.path`, set up as `learner` says, on its device.
 
     Args:
-        path: As in `model.path`.
-        chunk_tokens: Rows of logits that exist at once.
+        config: `model.path` (a folder, or a hub name) and the section `learner`.
         dtype: Of the weights.
 
     Raises:
+        ConfigError: `learner.device` is not here, or `learner.compile` cannot compile.
         ModelError: none there, or not a causal language model that this learner can train.
     """
-    check_model(path)
+    learner = config.learner
+    device = choose_device(learner)
+    policy = Policy(_load_model("model.path", config.model.path, dtype), learner.logprob_chunk_tokens).to(device)
+    if learner.activation_checkpointing:
+        policy.checkpoint_activations()
+    if learner.compile:
+        policy.compile_layers()
+    return policy
+
+
+def load_reference(config: Config, dtype: torch.dtype = torch.bfloat16) -> Policy | None:
+    """The frozen policy of the KL penalty; None, and nothing loaded, where `loss.kl.weight` is 0.
+
+    Raises:
+        ConfigError: as `load_policy`.
+        ModelError: as `load_policy`.
+    """
+    if not config.loss.kl.weight:
+        return None
+    key, path = ("loss.kl.reference", config.loss.kl.reference) if config.loss.kl.reference else ("model.path", "")
+    model = _load_model(key, path or config.model.path, dtype)
+    policy = Policy(model, config.learner.logprob_chunk_tokens).to(choose_device(config.learner))
+    return policy.eval().requires_grad_(False)
+
+
+def choose_device(config: Learner) -> torch.device:
+    """The device that `learner.device` names.
+
+    Raises:
+        ConfigError: there is no CUDA device.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("learner.device is cuda, but torch finds no CUDA device on this machine; allowed: auto, cpu")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda")
+
+
+def _load_model(key: str, path: str, dtype: torch.dtype) -> PreTrainedModel:
+    check_model(path, key)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=not is_hub_name(path)
         )
     except (OSError, ValueError, KeyError, RuntimeError) as exc:
-        raise ModelError(f"model.path {path} must hold a causal language model: {exc}") from exc
-    return Policy(cast("PreTrainedModel", model), chunk_tokens)
+        raise ModelError(f"{key} {path} must hold a causal language model: {exc}") from exc
+    return cast("PreTrainedModel", model)
 
 
 def sequence_logprobs(

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_model(config.model.path)
         asyncio.run(_train(config, options))
-    except ModelError as exc:
+    except (ConfigError, ModelError) as exc:
         sys.stderr.write(f"{exc}\n")
         return EXIT_USAGE
     except PeerLost as exc:

@@ -23,9 +23,9 @@ from configs.root import Config
 from engine.wire import Canary, Int32s, Manifest, TrainGroup
 from learner.backends.torch import TorchBackend
 from learner.checkpoint import save_checkpoint
-from learner.objectives import TokenSums
-from learner.policy import load_policy
+from learner.policy import load_policy, load_reference
 from learner.publish import SegmentPublisher
+from learner.update import PolicyUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class TorchTrainer:
         self._folder = run_folder / "checkpoints"
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._publisher = SegmentPublisher()
-        self._sums, self._packed_tokens = TokenSums(), 0
+        self._policy_version = 0
 
     def __enter__(self) -> "TorchTrainer":
         """Remove segments of learners that were killed."""
@@ -69,7 +69,7 @@ class TorchTrainer:
 
     async def accumulate(self, groups: Sequence[TrainGroup]) -> None:
         """Add the gradient of `groups`."""
-        await self._run(lambda: self._accumulate(groups))
+        await self._run(lambda: self._update.add(groups))
 
     async def step(self) -> dict[str, float]:
         """Take the optimizer step; a step without a response token changes nothing."""
@@ -92,38 +92,20 @@ class TorchTrainer:
             torch.set_num_threads(self._config.learner.threads)
         torch.manual_seed(self._config.run.seed)
         path = self._config.model.path
-        policy = load_policy(path, self._config.learner.logprob_chunk_tokens)
+        policy = load_policy(self._config)
         self._tokenizer = load_tokenizer(path)
-        self._backend = TorchBackend(policy, self._config, "cuda" if torch.cuda.is_available() else "cpu")
+        self._backend = TorchBackend(policy, self._config, load_reference(self._config))
+        self._update = PolicyUpdate(self._backend, self._config)
         self._canaries = canary_sequences(self._tokenizer, self._config.weights.canary_prompts)
         difference = policy.check_forward(self._canaries)
         logger.info("model %s loaded, packed forward pass within %.3f nats of its own", path, difference)
 
-    def _accumulate(self, groups: Sequence[TrainGroup]) -> None:
-        sums, packed_tokens = self._backend.accumulate(groups)
-        self._sums += sums
-        self._packed_tokens += packed_tokens
-
     def _step(self) -> dict[str, float]:
-        sums, packed_tokens = self._sums, self._packed_tokens
-        self._sums, self._packed_tokens = TokenSums(), 0
-        memory = {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
-        if not sums.tokens:
-            # Adam moves weights on a zero gradient too (momentum, decay). Nothing was measured, so no means are sent.
-            return {"tokens_trained": 0.0, "tokens_packed": 0.0, "skipped": 1.0} | memory
-        report = self._backend.optimizer_step(sums.normaliser)
-        return (
-            sums.means()
-            | memory
-            | {
-                "tokens_packed": float(packed_tokens),
-                "grad_norm": report.grad_norm,
-                "lr": report.lr,
-                "skipped": float(report.is_skipped),
-            }
-        )
+        metrics = self._update.take(self._policy_version)
+        return metrics | {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
 
     def _lay_out(self, policy_version: int) -> Manifest:
+        self._policy_version = policy_version  # the next gradient starts from what is laid out now
         logprobs = self._backend.sequence_logprobs(self._canaries)
         canaries = [Canary(tokens, values) for tokens, values in zip(self._canaries, logprobs, strict=True)]
         return self._publisher.lay_out(policy_version, self._backend.weights(), canaries)

@@ -294,7 +294,9 @@ class StepDone(Message):
     ratio_max, tokens_trained (response tokens), tokens_packed (prompt and response tokens computed), step_s (compute),
     wait_s, max_staleness, mean_staleness; by staleness `lag/0/...`, `lag/1/`, `lag/2/`, `lag/3-4/` and `lag/5+/` with
     tokens and, where there are any, ratio_p01, ratio_p50, ratio_p99, clip_share, ess_share, kl_k1, kl_k3; of the tokens
-    at staleness 0 mismatch_nats (mean |log ratio|) and mismatch_share (ratio outside 0.9 to 1.1)."""
+    at staleness 0 mismatch_nats (mean |log ratio|) and mismatch_share (ratio outside 0.9 to 1.1); skipped (mini-batches
+    without an optimizer step) and not_finite (those of them whose gradient was not). A step that trained nothing has
+    no means."""
 
 
 class Finished(Message):

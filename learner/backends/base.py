@@ -4,7 +4,7 @@ Invariants: gradients are unnormalised sums until `optimizer_step` divides them 
 only there, and all at once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.wire import Float32s, Int32s, TrainGroup
-from learner.objectives import TokenSums
+from learner.gradient import Gradient, SampleKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,30 @@ class StepReport:
 class Backend(Protocol):
     """One model and its optimizer."""
 
-    def accumulate(self, groups: Sequence[TrainGroup]) -> tuple[TokenSums, int]:
-        """Add the gradient of `groups`; the sums over their tokens and how many packed tokens were computed."""
+    @property
+    def vocabulary_size(self) -> int:
+        """V: token ids are below it."""
+        ...
+
+    def accumulate(
+        self, groups: Sequence[TrainGroup], proximal: Mapping[SampleKey, Float32s] | None = None
+    ) -> Gradient:
+        """Add the gradient of `groups`.
+
+        Args:
+            groups: Some of the step's, each past `check_group`; any may be without samples or tokens.
+            proximal: Logprobs of the proximal policy, nats; None = those of the policy as it is.
+        """
+        ...
+
+    def response_logprobs(self, groups: Sequence[TrainGroup]) -> dict[SampleKey, Float32s]:
+        """Logprobs of every response token under the policy as it is, at the sampling temperature, nats."""
         ...
 
     def optimizer_step(self, normaliser: float) -> StepReport:
         """Divide the gradient by `normaliser`, clip it, step, and clear it.
+
+        A gradient that is not finite is cleared and changes nothing: no weight, no moment, no warm-up.
 
         Args:
             normaliser: The step's `TokenSums.normaliser`, at least 1 (response tokens, under the default aggregation).

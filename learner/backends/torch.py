@@ -3,17 +3,15 @@
 Invariants:
 - Parameters are views of one flat buffer, so the optimizer, the norm and the copy to bfloat16 are single passes.
 - Gradients are added up in float32: a bfloat16 sum over micro-batches loses whatever is under 1/256 of it.
-- A step with a gradient that is not finite changes nothing but the count of steps.
+- A step with a gradient that is not finite changes nothing.
 
-Shapes: N weights, R response tokens.
+Shapes: N weights.
 """
 
-import copy
-import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,21 +20,19 @@ from configs.root import Config
 from configs.training import Optimizer
 from engine.wire import Float32s, Int32s, TrainGroup
 from learner.backends.base import StepReport
-from learner.objectives import TokenSums, objective_loss, token_batch
-from learner.packing import MicroBatch, fill_micro_batches, pack, split_groups
+from learner.gradient import Gradient, MicroBatchLoss, SampleKey, micro_batches
 from learner.policy import Policy, sequence_logprobs
-
-logger = logging.getLogger(__name__)
 
 
 class TorchBackend:
     """Trains one model on one device."""
 
-    def __init__(self, policy: Policy, config: Config, device: str = "cpu") -> None:
+    def __init__(self, policy: Policy, config: Config, reference: Policy | None = None) -> None:
+        """Take over `policy`, and a frozen `reference` where the loss has a KL penalty, on the device they are on."""
         self._config = config
-        self.policy = policy.to(device).train()
-        self._reference = copy.deepcopy(self.policy).requires_grad_(False) if config.loss.kl.weight else None
-        self._device = torch.device(device)
+        self.policy = policy.train()
+        self._device = policy.device
+        self._loss = MicroBatchLoss(policy, reference, config, self._device)
         self._flatten()
         self._optimizer = _adamw(self._master_N, config.optimizer)
         self._steps = 0
@@ -68,37 +64,37 @@ class TorchBackend:
 
         parameter.register_post_accumulate_grad_hook(add)
 
-    def accumulate(self, groups: Sequence[TrainGroup]) -> tuple[TokenSums, int]:
-        """Add the gradient of `groups`; the sums over their tokens and how many packed tokens were computed."""
-        sums, packed_tokens = TokenSums(), 0
-        for segments in fill_micro_batches(split_groups(groups), self._config.learner.micro_batch_tokens):
-            batch = pack(segments, self._device)
-            logprobs_R, entropy_R = self.policy(batch, self._config.sampling.temperature)
-            tokens = token_batch(batch, logprobs_R, entropy_R, self._reference_logprobs(batch))
-            loss, batch_sums = objective_loss(tokens, self._config.loss)
-            torch.autograd.backward(loss)
-            sums += batch_sums
-            packed_tokens += batch.num_packed_tokens
-        return sums, packed_tokens
+    @property
+    def vocabulary_size(self) -> int:
+        """V: token ids are below it."""
+        return self.policy.vocabulary_size
 
-    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        """Of the model as it was given; None without a KL penalty."""
-        if self._reference is None:
-            return None
-        with torch.no_grad():
-            logprobs_R, _ = self._reference(batch, self._config.sampling.temperature)
-        return logprobs_R
+    def accumulate(
+        self, groups: Sequence[TrainGroup], proximal: Mapping[SampleKey, Float32s] | None = None
+    ) -> Gradient:
+        """Add the gradient of `groups`; `proximal` = logprobs of the proximal policy, None = the policy as it is."""
+        gradient = Gradient()
+        for segments in micro_batches(groups, self._config.learner.micro_batch_tokens):
+            loss, part = self._loss(segments, proximal)
+            torch.autograd.backward(loss)
+            gradient += part
+        return gradient
+
+    def response_logprobs(self, groups: Sequence[TrainGroup]) -> dict[SampleKey, Float32s]:
+        """Logprobs of every response token under the policy as it is, at the sampling temperature, nats."""
+        logprobs: dict[SampleKey, Float32s] = {}
+        for segments in micro_batches(groups, self._config.learner.micro_batch_tokens):
+            logprobs |= self._loss.response_logprobs(segments)
+        return logprobs
 
     def optimizer_step(self, normaliser: float) -> StepReport:
         """Divide the gradient by `normaliser`, clip it, step, and clear it."""
         optimizer = self._config.optimizer
-        self._steps += 1
-        lr = optimizer.lr * min(1.0, self._steps / max(1, optimizer.warmup_steps))
+        lr = optimizer.lr * min(1.0, (self._steps + 1) / max(1, optimizer.warmup_steps))
         grad_norm = torch.linalg.vector_norm(self._grads_N).item() / max(1.0, normaliser)
-        is_skipped = not np.isfinite(grad_norm)
-        if is_skipped:
-            logger.warning("step %s skipped: its gradient is not finite", self._steps)
-        else:
+        is_skipped = not math.isfinite(grad_norm)
+        if not is_skipped:
+            self._steps += 1
             clip = min(1.0, optimizer.max_grad_norm / (grad_norm + 1e-6))
             self._grads_N.mul_(clip / max(1.0, normaliser))
             self._master_N.grad = self._grads_N

@@ -5,8 +5,8 @@ k from `loss.mismatch` (theirs leaves tokens with a large k out). k holds the en
 `icepop` say how it is bounded and are no second factor.
 
 The proximal policy is one of
-- `recompute`: given as a tensor, or the learner's own logprobs at this gradient. A group is trained in one optimizer
-  step here and a step's gradient is taken at one set of weights, so the two are equal: no extra pass, and π/π_prox = 1.
+- `recompute`: given as a tensor, taken before the first of several mini-batches (`learner.update`); or the learner's
+  own logprobs at this gradient: with one mini-batch the two are equal, so there is no extra pass, and π/π_prox = 1.
 - `loglinear`: log π_prox = log μ + α (log π - log μ), α = (v_prox - v_μ)/(v_π - v_μ) with v_prox = v_π - 1, that is
   (d - 1)/d at staleness d >= 1 and 0 at d = 0: A-3PO, arXiv 2512.06547, and AReaL's documentation of it. So the clipped
   log ratio is 1/d of the whole one: the trust region is one version wide whatever the age.

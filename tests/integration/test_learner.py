@@ -52,8 +52,9 @@ def model_folder(tmp_path_factory):
 class Engine:
     """A hub and one learner process."""
 
-    def __init__(self, tmp_path, model_path):
+    def __init__(self, tmp_path, model_path, *overrides):
         self.folder = tmp_path
+        self.overrides = [argument for override in overrides for argument in ("--set", override)]
         self.model_path = model_path
         self.errors = tmp_path / "learner.log"
 
@@ -65,14 +66,16 @@ class Engine:
     async def start(self):
         config = self.folder / "config.toml"
         config.write_text(
-            f'[run]\nmax_steps = 9\n[model]\npath = "{self.model_path}"\n[optimizer]\nlr = 1e-2\n'
+            f'[run]\nmax_steps = 9\n[model]\npath = "{self.model_path}"\nmax_context_tokens = 64\n'
+            "[sampling]\nmax_tokens = 32\n[optimizer]\nlr = 1e-2\n"
             "[learner]\ngroups_per_step = 4\nmicro_batch_tokens = 64\nthreads = 1\nidle_deadline_s = 60.0\n"
+            "max_first_mismatch_nats = 20.0\n"  # the groups' logprobs are made up
         )
         with self.errors.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-W", "error::UserWarning", "-m", "learner.train",
                 "--connect", self.hub.address, "--config", str(config),
-                "--run-folder", str(self.folder / "run"), "--set", "checkpoint.keep=1",
+                "--run-folder", str(self.folder / "run"), "--set", "checkpoint.keep=1", *self.overrides,
                 cwd=ROOT, stderr=log,
             )  # fmt: skip
 
@@ -190,6 +193,46 @@ async def test_a_step_without_a_sample_advances_the_version_and_no_weight(tmp_pa
     assert "loss" not in reports[1].metrics
     changed = [not torch.equal(before, after) for before, after in itertools.pairwise(norms)]
     assert changed == [True, False, True]
+
+
+async def test_mini_batches_are_published_as_one_version(tmp_path, model_folder):
+    rng = np.random.default_rng(0)
+    async with Engine(tmp_path, model_folder, "learner.mini_batches=2", "optimizer.warmup_steps=4") as engine:
+        norms = [check_bytes((await engine.next(WeightsReady)).manifest)]
+        reports = []
+        for version in range(2):
+            await engine.send(WeightsPublished(policy_version=version))
+            assert (await engine.next(Credit)).groups == 4
+            for number in range(4):
+                await engine.send(favouring_group(rng, version * 4 + number, version))
+            reports.append(await engine.next(StepDone))
+            norms.append(check_bytes((await engine.next(WeightsReady)).manifest))
+    assert [report.policy_version for report in reports] == [1, 2]
+    assert [report.metrics["lr"] for report in reports] == pytest.approx([0.005, 0.01])
+    assert [report.metrics["tokens_trained"] for report in reports] == [64.0, 64.0]
+    assert all(not torch.equal(before, after) for before, after in itertools.pairwise(norms))
+
+
+async def test_a_group_of_another_vocabulary_ends_the_learner_and_is_named(tmp_path, model_folder):
+    async with Engine(tmp_path, model_folder) as engine:
+        await engine.next(WeightsReady)
+        await engine.send(WeightsPublished(policy_version=0))
+        await engine.next(Credit)
+        group = random_group(np.random.default_rng(0), 7, version=0)
+        group.samples[1].token_ids[0] = 97
+        await engine.send(group)
+        assert await engine.exit_code() == 1
+        assert "group 7 (prompt 7), sample 1: token ids must be in [0, 97)" in engine.errors.read_text()
+        assert "Traceback" not in engine.errors.read_text()
+        assert engine.segments() == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+async def test_a_device_that_is_not_there_is_a_usage_error(tmp_path, model_folder):
+    async with Engine(tmp_path, model_folder, "learner.device=cuda") as engine:
+        assert await engine.exit_code() == 2
+        assert "learner.device is cuda" in engine.errors.read_text()
+        assert "Traceback" not in engine.errors.read_text()
 
 
 async def test_sigterm_removes_the_segments(tmp_path, model_folder):

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from configs import Config
 from engine.wire import Span, TrainGroup, TrainSample
 from learner.attention import ATTENTION_NAME
 from learner.policy import Policy
@@ -11,11 +12,11 @@ from learner.policy import Policy
 VOCABULARY = 97
 
 
-def tiny_llama(*, seed=0, dtype=torch.float32, tied=True, attention=ATTENTION_NAME):
+def tiny_llama(*, seed=0, dtype=torch.float32, tied=True, attention=ATTENTION_NAME, layers=2):
     """A random Llama with grouped keys; `attention` names an attention function of transformers."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=VOCABULARY, max_position_embeddings=256, tie_word_embeddings=tied, initializer_range=0.3,
         attn_implementation=attention, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
@@ -25,6 +26,12 @@ def tiny_llama(*, seed=0, dtype=torch.float32, tied=True, attention=ATTENTION_NA
 def tiny_policy(*, chunk_tokens=256, **model):
     """The policy of `tiny_llama(**model)`."""
     return Policy(tiny_llama(**model), chunk_tokens)
+
+
+def learner_config(**sections):
+    """A configuration with a context that fits any token budget; `sections` as in the file."""
+    small = {"model": {"max_context_tokens": 16}, "sampling": {"max_tokens": 8}}
+    return Config.model_validate(small | sections)
 
 
 def random_group(rng, group_id=0, prompt=None, lengths=(5, 1, 9), version=0, max_staleness=2):

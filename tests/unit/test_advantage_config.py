@@ -74,7 +74,8 @@ def test_whitening_is_refused_where_it_makes_no_sense(overrides, message) -> Non
 def test_whitening_is_refused_for_a_stage_that_keeps_right_samples_only(tmp_path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(PRESET.read_text(encoding="utf-8") + STAGE, encoding="utf-8")
-    config = load_config(path, ["advantage.name=reinforce++_baseline", "strategy.name=fixed", "strategy.unresolved=keep"])
+    overrides = ["advantage.name=reinforce++_baseline", "strategy.name=fixed", "strategy.unresolved=keep"]
+    config = load_config(path, overrides)
     with pytest.raises(ConfigError, match="but raft keeps right ones only"):
         make_policy(config)
 

@@ -2,33 +2,18 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.logprobs import chunked_logprobs
+from learner.logprobs import CACHE_ROWS, chunked_logprobs
+from tests.support.live_memory import LiveMemory
 
 R, D, V = 37, 16, 101
 
 
-class LargestTensor(TorchDispatchMode):
-    """Records the most elements of any tensor that an operation returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return result
-
-
-def inputs(dtype=torch.float64, rows=R):
+def inputs(dtype=torch.float64, rows=R, vocabulary=V):
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(rows, D, generator=generator, dtype=dtype).requires_grad_()
-    weight = torch.randn(V, D, generator=generator, dtype=dtype).requires_grad_()
-    return hidden, weight, torch.randint(0, V, (rows,), generator=generator)
+    weight = torch.randn(vocabulary, D, generator=generator, dtype=dtype).requires_grad_()
+    return hidden, weight, torch.randint(0, vocabulary, (rows,), generator=generator)
 
 
 def plain(hidden, weight, targets, temperature):
@@ -52,12 +37,20 @@ def test_values_and_gradients_are_the_plain_ones(chunk_tokens, temperature):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_logits_of_the_whole_batch_never_exist():
-    hidden, weight, targets = inputs(torch.float32, rows=400)
-    with LargestTensor() as largest:
-        logprobs, entropy = chunked_logprobs(hidden, weight, targets, 1.0, 16)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "vocabulary"), [(200, 1000), (3200, 1000), (200, 16_000), (3200, 16_000)])
+def test_peak_memory_has_no_term_in_tokens_times_vocabulary(dtype, rows, vocabulary):
+    chunk_tokens, size = 16, dtype.itemsize
+    hidden, weight, targets = inputs(dtype, rows, vocabulary)
+    with LiveMemory() as memory:
+        logprobs, entropy = chunked_logprobs(hidden, weight, targets, 0.9, chunk_tokens)
         (logprobs.sum() + entropy.sum()).backward()
-    assert largest.numel <= max(16 * V, 400 * D, V * D)
+    logits = chunk_tokens * vocabulary * size + 4 * CACHE_ROWS * vocabulary * 4
+    # The weights' gradient, one chunk's share of it and its float32 sum; the hidden states' gradient; 10 floats a row.
+    gradients = vocabulary * D * (2 * size + 4 + 4) + rows * D * size + 10 * rows * 4
+    assert memory.peak_bytes <= logits + gradients
+    if rows == 3200:
+        assert logits + gradients < 0.5 * rows * vocabulary * size
 
 
 def test_without_response_tokens_there_is_nothing_to_learn():

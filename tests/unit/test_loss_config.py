@@ -55,7 +55,7 @@ def test_a_key_without_a_meaning_is_refused(tmp_path, objective, key):
         ),
         (["loss.objective=trpo"], "loss.objective: .* got \"trpo\""),
         (["loss.mismatch.cap=0.5"], "loss.mismatch.cap: .* got 0.5"),
-        (["loss.kl.beta=0.1"], "unknown key 'loss.kl.beta' .*allowed: estimator, weight"),
+        (["loss.kl.beta=0.1"], "unknown key 'loss.kl.beta' .*allowed: estimator, reference, weight"),
         (["reward.overlong_tokens=25"], "reward.overlong_tokens must be <= sampling.max_tokens = 24, got 25"),
     ],
 )  # fmt: skip

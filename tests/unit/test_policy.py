@@ -4,14 +4,23 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import AttentionInterface
 
+from configs.load import ConfigError
 from configs.model_folder import ModelError
+from configs.training import Learner
+from learner.attention import ATTENTION_NAME, packed_attention
 from learner.packing import pack, split_groups
-from learner.policy import Policy, load_policy, sequence_logprobs
-from tests.support.learner_inputs import random_group, tiny_llama, tiny_policy
+from learner.policy import Policy, choose_device, load_policy, load_reference, sequence_logprobs
+from tests.support.learner_inputs import learner_config, random_group, tiny_llama, tiny_policy
+from tests.support.live_memory import LiveMemory
 
 SEQUENCES = [np.array([5, 9, 3, 7], dtype=np.int32), np.array([5, 9, 8], dtype=np.int32)]
 CPU = torch.device("cpu")
+
+
+def at(folder):
+    return {"path": str(folder), "max_context_tokens": 16}
 
 
 def batch():
@@ -102,6 +111,111 @@ def test_gathered_weights_are_saved_in_place_of_its_own(tmp_path, tied):
 def test_a_saved_policy_is_loaded_again(tmp_path):
     policy = tiny_policy()
     policy.save_model(tmp_path)
-    loaded = load_policy(str(tmp_path), 256, torch.float32)
+    loaded = load_policy(learner_config(model=at(tmp_path)), torch.float32)
     for ours, theirs in zip(loaded(batch(), 1.0), policy(batch(), 1.0), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = learner_config(model=at(tmp_path), learner={"device": "cuda"})
+    with pytest.raises(ConfigError, match=r"learner.device is cuda, but torch finds no CUDA device"):
+        load_policy(config)
+
+
+@pytest.mark.parametrize(
+    ("device", "has_cuda", "chosen"),
+    [("auto", False, "cpu"), ("auto", True, "cuda"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
+)
+def test_the_device_is_the_one_asked_for_or_the_best_there_is(monkeypatch, device, has_cuda, chosen):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    assert choose_device(Learner(device=device)) == torch.device(chosen)
+
+
+def gradients(policy):
+    logprobs, entropy = policy.train()(batch(), 0.8)
+    (logprobs.sum() + 0.1 * entropy.sum()).backward()
+    return {name: parameter.grad for name, parameter in policy.named_parameters()}
+
+
+def test_checkpointed_activations_give_the_same_gradients(tmp_path):
+    tiny_policy().save_model(tmp_path)
+    plain, again = (
+        load_policy(learner_config(model=at(tmp_path), learner={"activation_checkpointing": on}), torch.float32)
+        for on in (False, True)
+    )
+    expected = gradients(plain)
+    for name, gradient in gradients(again).items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+def test_checkpointed_activations_need_less_memory_on_a_deep_narrow_model():
+    # 12 layers: without, each keeps its attention weights and its MLP's inner states until the backward pass.
+    peaks = []
+    for is_checkpointed in (False, True):
+        policy = tiny_policy(layers=12)
+        if is_checkpointed:
+            policy.checkpoint_activations()
+        gradients(policy)  # gradients exist from here on
+        with LiveMemory() as memory:
+            gradients(policy)
+        peaks.append(memory.peak_bytes)
+    assert peaks[1] < 0.4 * peaks[0], peaks
+
+
+def test_a_reference_is_loaded_frozen_and_only_where_the_loss_asks_for_it(tmp_path, monkeypatch):
+    tiny_policy(seed=0).save_model(tmp_path / "policy")
+    tiny_policy(seed=1).save_model(tmp_path / "other")
+    built = []
+    monkeypatch.setattr(Policy, "__init__", spying(Policy.__init__, built))
+    model = at(tmp_path / "policy")
+    assert load_reference(learner_config(model=model)) is None
+    assert built == []
+    own = load_reference(learner_config(model=model, loss={"kl": {"weight": 0.1}}), torch.float32)
+    kl = {"weight": 0.1, "reference": str(tmp_path / "other")}
+    other = load_reference(learner_config(model=model, loss={"kl": kl}), torch.float32)
+    assert len(built) == 2
+    for loaded, seed in ((own, 0), (other, 1)):
+        assert torch.equal(loaded(batch(), 1.0)[0], tiny_policy(seed=seed)(batch(), 1.0)[0])
+        assert not loaded.training
+        assert not any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_a_reference_that_is_not_there_is_named_by_its_own_key(tmp_path):
+    config = learner_config(model=at(tmp_path), loss={"kl": {"weight": 0.1, "reference": str(tmp_path / "absent")}})
+    with pytest.raises(ModelError, match=r"loss.kl.reference .*absent does not exist"):
+        load_reference(config)
+
+
+def spying(initialise, calls):
+    def wrapped(self, *arguments):
+        calls.append(self)
+        initialise(self, *arguments)
+
+    return wrapped
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile about itself
+def test_compiled_layers_give_the_same_gradients_also_with_checkpointed_activations():
+    expected = gradients(tiny_policy())
+    policy = tiny_policy()
+    policy.checkpoint_activations()
+    try:
+        policy.compile_layers()
+        assert all(parameter.grad is None for parameter in policy.parameters())
+        for name, gradient in gradients(policy).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-4, msg=name)
+    finally:
+        AttentionInterface.register(ATTENTION_NAME, packed_attention)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile about itself
+def test_without_a_compiler_compiling_is_refused(monkeypatch):
+    torch.compiler.reset()  # of layers compiled before
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/absent/compiler"))
+    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
+    try:
+        with pytest.raises(ConfigError, match=r"learner.compile must be false here, torch.compile fails: .*compiler"):
+            tiny_policy(layers=1).compile_layers()
+    finally:
+        AttentionInterface.register(ATTENTION_NAME, packed_attention)
