@@ -31,6 +31,7 @@ from engine.wire import (
     Abort,
     Generate,
     Int32s,
+    Position,
     SampleDone,
     SampleFailed,
     SampleKey,
@@ -165,8 +166,9 @@ class Scheduler:
     def on_published(self, version: int) -> None:
         """Every live worker samples from `version`."""
         now = asyncio.get_running_loop().time()
+        is_newer = version > self.dispatcher.generation_version
         self.dispatcher.generation_version = version
-        if self._published_at and version:
+        if self._published_at and is_newer:
             pace = self.dispatcher.pace
             self.dispatcher.pace = Pace(pace.latency_s, _mean(pace.version_s, now - self._published_at))
         self._published_at = now
@@ -266,7 +268,16 @@ class Scheduler:
             samples=samples,
             train_version=trained_at,
             max_staleness=self.dispatcher.policy.bound.max_staleness,
+            turn=group.arm.prompt.turn,
+            position=self._position_at_the_end_of_a_step(),
         )
+
+    def _position_at_the_end_of_a_step(self) -> Position | None:
+        """For the last group of a step, which has just left: where a run stands that has trained it."""
+        dispatcher = self.dispatcher
+        if dispatcher.num_shipped % dispatcher.policy.bound.groups_per_step:
+            return None
+        return self.ports.feed.position(dispatcher.open_turns(), dispatcher.num_arms)
 
     async def _abort(self, keys: list[SampleKey]) -> None:
         by_worker: dict[str, list[SampleKey]] = {}

@@ -55,7 +55,7 @@ class StatusReporter:
         return Progress(
             elapsed_s=now - coordinator.started_at,
             stage=exchange.stage,
-            step=tally.steps,
+            step=dispatcher.learner_version,
             steps_total=exchange.inputs.config.run.max_steps,
             first_sample_reward=tally.reward_mean,
             useful_groups_per_min=tally.useful_groups_per_min(now) if tally.started_at else 0.0,

@@ -39,6 +39,7 @@ def summarize(
         "accuracy_by_level": after.by_level if after else {},
         "accuracy_by_level_before": before.by_level if before else {},
         "steps": tally.steps,
+        "resumed_at": tally.resumed_at,
         "wall_s": times.wall_s,
         "setup_s": times.setup_s,
         "train_s": times.train_s,

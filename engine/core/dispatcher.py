@@ -15,6 +15,7 @@ The scheduler (engine/scheduler.py) feeds it; the simulator runs it under a virt
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -99,6 +100,32 @@ class Dispatcher:
         """Nothing is known of any prompt."""
         self.history = History(self.policy.visit_decay, self.policy.version_decay)
         self._move_cutoff()
+
+    def begin_at(self, version: int, first_group: int, first_arm: int) -> None:
+        """Go on from a checkpoint; before the first prompt is admitted.
+
+        Args:
+            version: Policy version of the learner and of the workers.
+            first_group: Number of the next group.
+            first_arm: Number of the next arm.
+        """
+        self.learner_version = self.generation_version = version
+        self._num_groups, self._num_arms = first_group, first_arm
+        self._move_cutoff()
+
+    @property
+    def num_arms(self) -> int:
+        """Arms numbered so far, those before a resume included."""
+        return self._num_arms
+
+    def open_turns(self) -> Iterator[int]:
+        """Turns of prompts that wait for their window, of open arms, and of groups that wait to ship."""
+        for prompt in self._window:
+            yield prompt.turn
+        for arm in self.arms.values():
+            yield arm.prompt.turn
+        for group in self.ready:
+            yield group.arm.prompt.turn
 
     @property
     def cutoff(self) -> int:

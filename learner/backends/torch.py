@@ -22,12 +22,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from configs.model_folder import ModelError, check_model, is_hub_name
 from configs.root import Config
 from configs.training import Optimizer
-from engine.wire import Float32s, Int32s, TrainGroup, TrainSample
+from engine.wire import Fingerprint, Float32s, Int32s, TrainGroup, TrainSample
 from learner.attention import ATTENTION_NAME
 from learner.backends.base import StepReport
 from learner.logprobs import chunked_logprobs
 from learner.losses import TokenSums, policy_loss
 from learner.packing import MicroBatch, Segment, fill_micro_batches, pack, split_groups
+from learner.state import adamw_state, load_adamw_state
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +172,22 @@ class TorchBackend:
                 f"{worst:.3g}: this architecture is not supported"
             )
         return worst
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be the same before `load_state` makes sense."""
+        parameters = {name: list(parameter.shape) for name, parameter in self._model.named_parameters()}
+        dtype = str(self._weights_N.dtype).removeprefix("torch.")
+        return Fingerprint("torch", type(self._model).__name__, dtype, 1, parameters)
+
+    def state(self) -> dict[str, Tensor]:
+        """Master weights, optimizer moments and counts, each over the one flat buffer; not copied."""
+        return {**adamw_state(self._optimizer, self._master_N), "steps": torch.tensor(self._steps)}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` gave, weights included; names, shapes and dtypes were checked."""
+        load_adamw_state(self._optimizer, self._master_N, state)
+        self._steps = int(state["steps"].item())
+        self._weights_N.copy_(self._master_N.detach())
 
     def save_model(self, folder: Path) -> None:
         """Write weights, configuration and generation configuration in HF format."""

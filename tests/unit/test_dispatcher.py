@@ -1,16 +1,18 @@
 """The dispatcher: oldest arm first, width by need, the bound, back-pressure, failures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from engine.core.arm import Sample
 from engine.core.dispatcher import Dispatcher
 from engine.core.errors import RunError
+from engine.core.group import Group
 from engine.core.policy import Policy
 from engine.core.staleness import Bound
 from engine.core.strategy import Counts, Verdict
 from engine.strategies import Balance, Fixed, Positives
+from engine.strategies.estimate import Estimate
 from tests.support.event_driver import Driver, bernoulli, prompt
 
 FOREVER = Bound(1_000_000, 16)
@@ -212,3 +214,35 @@ def test_a_failing_strategy_is_reported_with_its_arm_and_prompt(member: str) -> 
     with pytest.raises(RunError, match=f"^arm 1, prompt p1: strategy failing: {member} raised"):  # noqa: PT012
         score(dispatcher, 1, 0, is_right=True)
         dispatcher.next_launch()
+
+
+def test_a_dispatcher_goes_on_from_a_checkpoint_at_its_version_and_numbers() -> None:
+    dispatcher = new(Positives(1, 8, 2), Bound(1, 1))
+    dispatcher.begin_at(7, first_group=30, first_arm=100)
+    assert (dispatcher.cutoff, dispatcher.num_arms, dispatcher.may_launch) == (6, 100, True)
+    dispatcher.admit(prompt(0))
+    assert launches(dispatcher) == [(100, 0)]
+    score(dispatcher, 100, 0, is_right=False, version=7)
+    assert launches(dispatcher) == [(100, 1)]
+    score(dispatcher, 100, 1, is_right=True, version=7)
+    group, trained_at = shipped(dispatcher)
+    assert (group.group_id, trained_at) == (30, 7)
+
+
+def shipped(dispatcher: Dispatcher) -> tuple[Group, int]:
+    found = dispatcher.next_group()
+    assert isinstance(found, tuple)
+    return found
+
+
+def test_the_turns_of_prompts_arms_and_waiting_groups_are_open_until_they_ship_or_end() -> None:
+    dispatcher = new(Estimate(4.0, 2, 1, 8, "inverse_sqrt", 1.0, 16.0, 4))
+    for number in range(3):
+        dispatcher.admit(replace(prompt(number), turn=10 + number))
+    assert sorted(dispatcher.open_turns()) == [10, 11, 12]  # two arms, and one that waits for its window
+    while launch := dispatcher.next_launch():
+        is_right = launch.arm.prompt.turn == 11 or launch.index > 0
+        score(dispatcher, launch.arm.arm_id, launch.index, is_right)
+    assert sorted(dispatcher.open_turns()) == [10, 12]  # 11 was all right, so it made no group
+    shipped(dispatcher)
+    assert sorted(dispatcher.open_turns()) == [12]
