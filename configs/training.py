@@ -92,12 +92,23 @@ class Weights(Section):
 
 
 class Checkpoint(Section):
-    """Checkpoints in HF format under runs/NAME/checkpoints."""
+    """Checkpoints in HF format under runs/NAME/checkpoints, with what a resume needs beside it."""
 
     every_steps: int = Field(default=0, ge=0)
     """A checkpoint every so many steps; 0 = only at the end."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
+    keep_every: int = Field(default=0, ge=0)
+    """Those whose version is a multiple of it are kept for good; 0 = none. A multiple of every_steps."""
+
+    @model_validator(mode="after")
+    def _those_for_good_are_made(self) -> Self:
+        if self.keep_every and (not self.every_steps or self.keep_every % self.every_steps):
+            raise ValueError(
+                f"checkpoint.keep_every must be a multiple of checkpoint.every_steps = {self.every_steps}, "
+                f"got {self.keep_every}"
+            )
+        return self
 
 
 class Run(Section):
@@ -109,10 +120,13 @@ class Run(Section):
     """Where run folders live."""
     seed: int = Field(default=0, ge=0)
     """Seeds shuffles, samples and selections."""
+    resume: str = Field(default="no", min_length=1)
+    """`no`: a new run folder. `auto`: go on in this run's folder from its newest whole checkpoint, or start there.
+    A checkpoint's folder: start a new run folder from it."""
     max_steps: int = Field(default=0, ge=0)
-    """Optimizer steps; 0 = no limit of steps."""
+    """Optimizer steps, those before a resume included; 0 = no limit of steps."""
     max_train_s: float = Field(default=0.0, ge=0.0)
-    """Seconds of training; 0 = no limit of time."""
+    """Seconds of training since the start or resume; 0 = no limit of time."""
 
     @model_validator(mode="after")
     def _ends(self) -> Self:

@@ -91,7 +91,10 @@ class Coordinator:
         exchange.tasks.create_task(scheduler.run())
         scheduler.on_published(exchange.updater.published)
         limit_s, idle_s = config.run.max_train_s, config.learner.idle_deadline_s
-        while not (self.interrupted or scheduler.is_starved or 0 < config.run.max_steps <= tally.steps):
+        dispatcher, max_steps = scheduler.dispatcher, config.run.max_steps
+        if 0 < max_steps <= dispatcher.outbox.learner_version:
+            log.warning("run.max_steps = %d was reached before this start: nothing is left to train", max_steps)
+        while not (self.interrupted or scheduler.is_starved or 0 < max_steps <= dispatcher.outbox.learner_version):
             left_s = tally.started_at + limit_s - loop.time() if limit_s else float("inf")
             if left_s <= 0:
                 break
@@ -112,7 +115,7 @@ class Coordinator:
         deadline_s = exchange.inputs.config.server.drain_deadline_s
         await exchange.until(lambda: exchange.scheduler.is_idle, deadline_s, "aborted samples and open verdicts")
         await exchange.until(
-            lambda: exchange.updater.published >= exchange.scheduler.dispatcher.learner_version,
+            lambda: exchange.updater.published >= exchange.scheduler.dispatcher.outbox.learner_version,
             deadline_s,
             "the last weight update",
         )

@@ -36,6 +36,8 @@ from engine.wire import (
     Encoded,
     Finished,
     Heartbeat,
+    Position,
+    Resumed,
     SampleDone,
     SampleFailed,
     SampleKey,
@@ -48,6 +50,8 @@ from metrics.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
+EXIT_GRACE_S = 5.0
+"""A learner that closed its connection has this long to say why, and to exit."""
 Stage = Literal["starting", "evaluating", "training", "draining", "saving"]
 
 
@@ -83,6 +87,8 @@ class Exchange:
     feed: PromptFeed = field(init=False)
     has_saved: bool = False
     """Whether the learner said that its last checkpoint is written."""
+    resumed: Resumed | None = None
+    """Where the learner goes on from, if it was asked to."""
     _encoder: Encoder = field(init=False)
     _progress: asyncio.Event = field(default_factory=asyncio.Event)
     _peer_stages: dict[str, str] = field(default_factory=dict[str, str])
@@ -103,7 +109,7 @@ class Exchange:
             on_skipped=self._on_skipped,
             selection=make_selection(config),
             past_of=self._past_of,
-            version=lambda: self.scheduler.dispatcher.learner_version,
+            version=lambda: self.scheduler.dispatcher.outbox.learner_version,
             on_passed_over=self._on_passed_over,
         )
         self.updater = WeightUpdater(
@@ -168,7 +174,7 @@ class Exchange:
             if self.stage != "saving":
                 log.error("the learner is gone: %s", event.reason)
                 # Its exit, with the cause, is the supervisor's to report; a silent but living learner ends here.
-                self.supervisor.kill(LEARNER)
+                asyncio.get_running_loop().call_later(EXIT_GRACE_S, self.supervisor.kill, LEARNER)
             return
         self._lose_worker(event.peer, event.reason)
         if self.stage != "saving":
@@ -194,13 +200,15 @@ class Exchange:
                 self._encoder.on_encoded(message)
             case Heartbeat():
                 self._peer_stages[peer] = message.stage
-            case Credit() | StepDone() | WeightsReady() | Finished():
+            case Resumed() | Credit() | StepDone() | WeightsReady() | Finished():
                 self._on_learner_message(message)
             case _:
                 raise RunError(f"{peer} sent {type(message).__name__}, which the engine does not take")
 
-    def _on_learner_message(self, message: Credit | StepDone | WeightsReady | Finished) -> None:
+    def _on_learner_message(self, message: Resumed | Credit | StepDone | WeightsReady | Finished) -> None:
         match message:
+            case Resumed():
+                self._on_resumed(message)
             case Credit():
                 self.scheduler.on_credit(message.groups)
             case StepDone():
@@ -210,6 +218,34 @@ class Exchange:
             case Finished():
                 self.inputs.folder.event("saved", checkpoint=message.checkpoint)
                 self.has_saved = True
+
+    def _on_resumed(self, message: Resumed) -> None:
+        """The learner loaded a checkpoint, or found none: nothing was launched yet."""
+        if self.stage != "starting" or self.resumed is not None:
+            raise RunError(f"the learner resumed from {message.checkpoint} while {self.stage}")
+        self.resumed = message
+        folder, version, position = self.inputs.folder, message.policy_version, message.position
+        # Numbers of arms that ran after the checkpoint are in the folder's rows already.
+        first_arm = max(position.num_arms, folder.next_arm)
+        self.scheduler.dispatcher.begin_at(version, message.last_group_id + 1, first_arm)
+        if not message.checkpoint:
+            log.info("run.resume: no whole checkpoint under %s, so the run starts anew", folder.path)
+            return
+        if not self.feed.begin_at(position):
+            log.warning("other prompts or another run.seed than in %s: their order starts anew", message.checkpoint)
+            position = Position()
+        self.tally.resumed_at = version
+        log.info(
+            "resumed at version %d, position %d, from %s; %d earlier prompts were in flight and are sampled again",
+            version, position.next_turn, message.checkpoint, len(position.open_turns),
+        )  # fmt: skip
+        log.info(
+            "not resumed: what earlier visits found of each prompt, quarantined prompts, and the selector's memory"
+        )
+        folder.event(
+            "resumed", t=self._now(), version=version, checkpoint=message.checkpoint, position=position.next_turn,
+            in_flight=len(position.open_turns), first_group=message.last_group_id + 1, first_arm=first_arm,
+        )  # fmt: skip
 
     async def _on_published(self, version: int) -> None:
         self.inputs.folder.event("published", t=self._now(), version=version)
@@ -245,7 +281,7 @@ class Exchange:
         self.inputs.folder.event(
             "step",
             t=self._now(),
-            step=self.tally.steps,
+            step=step.policy_version,
             version=step.policy_version,
             first_sample_reward=reward,
             reward_mean=self.tally.reward_mean,

@@ -38,7 +38,8 @@ def learner_command(config: Config, folder: RunFolder, address: str, plan: CoreP
     """The learner's command."""
     arguments: Sequence[str] = [
         *_module(LEARNER_MODULES[config.learner.kind], address, folder),
-        *(["--run-folder", str(folder.path)] if config.learner.kind == "torch" else []),
+        "--run-folder",
+        str(folder.path),
     ]
     return Command(
         name=LEARNER,

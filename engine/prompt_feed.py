@@ -6,22 +6,27 @@ Ends when every epoch is over. The buffer holds `CHUNK_ROWS` draws and a chunk a
 rows are kept for later epochs. A prompt that does not fit the context is skipped and counted, once per row.
 
 Each epoch gives each prompt one turn. A turn is a visit, or the selector passes it over (counted); both use it up, so
-`max_epochs` bounds visits whatever the selector. A prompt that came back (`put_back`) has one more turn in its epoch.
+`max_epochs` bounds visits whatever the selector. A prompt that came back (`put_back`) is visited once more in its
+epoch, under the same turn.
+
+After a resume (`begin_at`) the turns that were not settled come first, then the order goes on where it stood.
 """
 
 import asyncio
+import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 
 from engine.core.arm import Prompt
 from engine.core.errors import DataError
 from engine.core.past import EMPTY, Past
-from engine.core.prompts import visit_order
+from engine.core.prompts import Turn, turns_again, turns_from
 from engine.core.selectors import Candidate, Selection, Uniform
 from engine.datasets import PromptRow
 from engine.encoding import Encoder
+from engine.wire import Position
 
 CHUNK_ROWS = 256
 """Prompts of one encoding request: some milliseconds of a worker's time."""
@@ -51,6 +56,13 @@ class PromptFeed:
     num_skipped: int = 0
     has_ended: bool = False
     quarantined: set[str] = field(default_factory=set[str])
+    _again: deque[int] = field(default_factory=deque[int])
+    """Turns of before a resume that are still to be encoded."""
+    _done: set[int] = field(default_factory=set[int])
+    """Turns from `_next_turn` on that were settled before a resume."""
+    _next_turn: int = 0
+    """Every turn below was handed out or passed over, but for those in `_again` and the buffer."""
+    _order: str = ""
     _low_mark: int = field(init=False)
     """A chunk of draws by the largest pool of all stages: a burst of visits must not wait for every second one to be
     encoded."""
@@ -64,6 +76,34 @@ class PromptFeed:
         """Size the buffer by the selectors."""
         self._low_mark = CHUNK_ROWS * max(1, self.selection.max_pool)
 
+    @property
+    def order(self) -> str:
+        """Hash of what the visit order depends on."""
+        if not self._order:
+            digest = hashlib.sha256(f"{self.seed}".encode())
+            for row in self.rows:
+                digest.update(b"\0" + row.prompt_id.encode())
+            self._order = digest.hexdigest()[:16]
+        return self._order
+
+    def begin_at(self, position: Position) -> bool:
+        """Go on where an earlier run stood, before `run`; False = it had another order, and this one starts anew."""
+        if not position.order:
+            return True  # nothing was settled
+        if position.order != self.order:
+            return False
+        self._next_turn = position.next_turn
+        self._again.extend(sorted(position.open_turns))
+        self._done.update(position.done_turns)
+        return True
+
+    def position(self, open_turns: Iterable[int], num_arms: int) -> Position:
+        """Where the order stands when the visits of `open_turns` are not settled."""
+        waiting = (prompt.turn for prompt in self._buffer)
+        unsettled = {turn for turn in chain(open_turns, waiting, self._again) if turn < self._next_turn}
+        done = sorted(turn for turn in self._done if turn >= self._next_turn)
+        return Position(self._next_turn, sorted(unsettled), done, num_arms, self.order)
+
     def take(self) -> Prompt | None:
         """The next prompt, or None when none is encoded yet or the order has ended."""
         if len(self._buffer) <= self._low_mark:
@@ -72,7 +112,7 @@ class PromptFeed:
             return self._draw(pool)
         if not self._buffer:
             return None
-        prompt = self._buffer.popleft()
+        prompt = self._next()
         self.selection.visit(prompt.prompt_id)
         return prompt
 
@@ -94,17 +134,19 @@ class PromptFeed:
 
     async def run(self) -> None:
         """Fill the buffer until the order ends."""
-        order = visit_order(len(self.rows), self.seed, self.max_epochs)
+        order = self._turns()
         num_visits = 0
         while not self.has_ended and (visits := list(islice(order, CHUNK_ROWS))):
-            await self._encode([row for _, row in visits])
-            for epoch, row in visits:
-                if epoch != self.epoch:
-                    self.epoch = epoch
+            await self._encode([turn.row for turn in visits])
+            for turn in visits:
+                if turn.epoch != self.epoch:
+                    self.epoch = turn.epoch
                     self._put_back.clear()
-                prompt = self._cache[row]
+                if self._again:
+                    self._again.popleft()
+                prompt = self._cache[turn.row]
                 if prompt is not None and prompt.prompt_id not in self.quarantined:
-                    self._buffer.append(prompt)
+                    self._buffer.append(replace(prompt, turn=turn.number))
             self._trim()
             num_visits += len(visits)
             if num_visits >= len(self.rows) and self.num_skipped == len(self.rows):
@@ -120,6 +162,19 @@ class PromptFeed:
         self.has_ended = True
         self.changed()
 
+    def _turns(self) -> Iterator[Turn]:
+        """Those that an earlier run left open, then the order from where it stood."""
+        size, first = len(self.rows), self._next_turn
+        yield from turns_again(list(self._again), size, self.seed)
+        for turn in turns_from(first, size, self.seed, self.max_epochs):
+            if turn.number not in self._done:
+                yield turn
+
+    def _next(self) -> Prompt:
+        prompt = self._buffer.popleft()
+        self._next_turn = max(self._next_turn, prompt.turn + 1)
+        return prompt
+
     def _draw(self, size: int) -> Prompt | None:
         """Draw until a prompt is to be visited; None when too few candidates are encoded yet, or the order has ended.
 
@@ -129,7 +184,7 @@ class PromptFeed:
         passed_before = selection.num_passed_over
         taken: Prompt | None = None
         while taken is None and buffer and (self.has_ended or len(buffer) >= size):
-            pool = [buffer.popleft() for _ in range(min(size, len(buffer)))]
+            pool = [self._next() for _ in range(min(size, len(buffer)))]
             candidates = [Candidate(prompt.prompt_id, self.past_of(prompt.prompt_id)) for prompt in pool]
             chosen = selection.draw(candidates, self.version())
             taken = None if chosen is None else pool[chosen]

@@ -12,9 +12,6 @@ verdict (a slow verifier slows generation, it never piles up samples); groups sh
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
-
-import numpy as np
 
 from configs.root import Config
 from engine.core.arm import Arm, Sample
@@ -29,26 +26,23 @@ from engine.fleet import Fleet
 from engine.prompt_feed import PromptFeed
 from engine.run_folder import RunFolder
 from engine.settlement import Settlement
+from engine.shipping import token_ids, train_group
 from engine.tally import Tally
 from engine.transport.base import Hub
 from engine.verifiers import Grader
 from engine.wire import (
     Abort,
     Generate,
-    Int32s,
+    Position,
     SampleDone,
     SampleFailed,
     SampleKey,
     SamplingParams,
     StepDone,
-    TrainGroup,
-    TrainSample,
     Verdict,
 )
 from metrics.recorder import Recorder
 
-_NO_TOKEN_IDS: Int32s = np.empty(0, dtype=np.int32)
-"""Prompt of a group that belongs to none."""
 _SMOOTHING = 0.9
 """Weight of the past in moving means of latency and version interval."""
 
@@ -139,7 +133,7 @@ class Scheduler:
         self.ports.fleet.release(key)
         launched_at = self._launched_at.pop(key, None)
         self.books.arrived(worker, num_tokens)
-        self.dispatcher.spend(num_tokens)
+        self.dispatcher.outbox.spend(num_tokens)
         is_awaited = self.dispatcher.is_open(key.arm, key.index, key.retry) and launched_at is not None
         if self._stopped or message.finish_reason == "abort" or not is_awaited:
             self.books.aborted(num_tokens)
@@ -156,7 +150,7 @@ class Scheduler:
         self.ports.fleet.release(message.key)
         self._launched_at.pop(message.key, None)
         self.books.arrived(worker, message.tokens_lost)
-        self.dispatcher.spend(message.tokens_lost)
+        self.dispatcher.outbox.spend(message.tokens_lost)
         self.books.failed(message.tokens_lost)
         self._failed(message.key)
         self.wake()
@@ -176,8 +170,9 @@ class Scheduler:
     def on_published(self, version: int) -> None:
         """Every live worker samples from `version`."""
         now = asyncio.get_running_loop().time()
+        is_newer = version > self.dispatcher.generation_version
         self.dispatcher.generation_version = version
-        if self._published_at and version:
+        if self._published_at and is_newer:
             pace = self.dispatcher.pace
             self.dispatcher.pace = Pace(pace.latency_s, _mean(pace.version_s, now - self._published_at))
         self._published_at = now
@@ -185,7 +180,7 @@ class Scheduler:
 
     def on_step_done(self, step: StepDone) -> None:
         """The learner took an optimizer step."""
-        self.dispatcher.step_done(step.policy_version, len(step.group_ids) + len(step.dropped_group_ids))
+        self.dispatcher.outbox.step_done(step.policy_version, len(step.group_ids) + len(step.dropped_group_ids))
         for group_id in step.group_ids:
             self.books.trained(group_id, step.policy_version - 1)
         for group_id in step.dropped_group_ids:
@@ -233,7 +228,7 @@ class Scheduler:
         self.tally.samples_launched += 1
         temperature = 0.0 if launch.is_greedy else sampling.temperature
         params = SamplingParams(sampling.max_tokens, temperature, sampling.top_p, launch.seed)
-        message = Generate(key=key, prompt_token_ids=_token_ids(arm), params=params)
+        message = Generate(key=key, prompt_token_ids=token_ids(arm), params=params)
         try:
             await self.ports.hub.send(worker, message)
         except PeerLost:
@@ -241,7 +236,7 @@ class Scheduler:
             return
 
     async def _ship(self) -> None:
-        while self.credit > 0 and self._wants_groups and (found := self.dispatcher.next_group()) is not None:
+        while self.credit > 0 and self._wants_groups and (found := self.dispatcher.outbox.next_group()) is not None:
             if isinstance(found, Group):
                 self.books.dropped(found.group_id)
                 continue
@@ -249,7 +244,8 @@ class Scheduler:
             self.credit -= 1
             self._note_whitening(group, trained_at)
             self.books.shipped(group)
-            await self.ports.hub.send(self.learner, self._train_group(group, trained_at))
+            bound, position = self.dispatcher.policy.bound, self._position_at_the_end_of_a_step()
+            await self.ports.hub.send(self.learner, train_group(group, trained_at, bound.max_staleness, position))
 
     def _note_whitening(self, group: Group, trained_at: int) -> None:
         """One event a step: what its advantages were whitened with."""
@@ -263,31 +259,15 @@ class Scheduler:
     def _wants_groups(self) -> bool:
         """Whether the next group belongs to a step of this run: no group is shipped for a step after the last one."""
         dispatcher, last = self.dispatcher, self.config.run.max_steps
-        next_step = dispatcher.policy.bound.trained_at(dispatcher.learner_version, dispatcher.num_shipped)
+        next_step = dispatcher.policy.bound.trained_at(dispatcher.outbox.learner_version, dispatcher.outbox.num_shipped)
         return not self._stopped and (not last or next_step < last)
 
-    def _train_group(self, group: Group, trained_at: int) -> TrainGroup:
-        samples: list[TrainSample] = []
-        for sample in group.kept:
-            response = _response(sample)
-            samples.append(
-                TrainSample(
-                    index=sample.index,
-                    token_ids=response.token_ids,
-                    logprobs=response.logprobs,
-                    spans=response.spans,
-                    reward=sample.reward,
-                    advantage=group.advantage(sample),
-                )
-            )
-        return TrainGroup(
-            group_id=group.group_id,
-            prompt_id=group.arm.prompt.prompt_id,
-            prompt_token_ids=_NO_TOKEN_IDS if group.is_vacant else _token_ids(group.arm),
-            samples=samples,
-            train_version=trained_at,
-            max_staleness=self.dispatcher.policy.bound.max_staleness,
-        )
+    def _position_at_the_end_of_a_step(self) -> Position | None:
+        """For the last group of a step, which has just left: where a run stands that has trained it."""
+        dispatcher = self.dispatcher
+        if dispatcher.outbox.num_shipped % dispatcher.policy.bound.groups_per_step:
+            return None
+        return self.ports.feed.position(dispatcher.open_turns(), dispatcher.num_arms)
 
     async def _abort(self, keys: list[SampleKey]) -> None:
         by_worker: dict[str, list[SampleKey]] = {}
@@ -357,28 +337,18 @@ class Scheduler:
         if retirement.outcome == "dropped_failed":
             self.ports.feed.quarantined.add(arm.prompt.prompt_id)
         else:
-            right, version = arm.num_right, self.dispatcher.learner_version
+            right, version = arm.num_right, self.dispatcher.outbox.learner_version
             self.ports.feed.selection.observe(arm.prompt.prompt_id, right, len(arm.counted) - right, version)
             if retirement.outcome == "deferred":
                 self.ports.feed.put_back(arm.prompt)
-        self.ports.folder.arm(retirement, self.dispatcher.learner_version)
+        self.ports.folder.arm(retirement, self.dispatcher.outbox.learner_version)
         self.wake()
         await self._abort(open_keys)
 
     def _show(self) -> None:
         dispatcher, fleet = self.dispatcher, self.ports.fleet
-        self.ports.recorder.set_arms(len(dispatcher.arms), len(dispatcher.ready), dispatcher.num_shipped)
+        self.ports.recorder.set_arms(len(dispatcher.arms), len(dispatcher.outbox.ready), dispatcher.outbox.num_shipped)
         self.ports.recorder.in_flight(fleet.num_in_flight, fleet.num_slots)
-
-
-def _response(sample: Sample) -> SampleDone:
-    if not isinstance(sample.response, SampleDone):
-        raise TypeError(f"a sample's response must be a SampleDone, got {type(sample.response).__name__}")
-    return sample.response
-
-
-def _token_ids(arm: Arm) -> Int32s:
-    return cast("Int32s", arm.prompt.token_ids)  # opaque to the core; PromptFeed put it there
 
 
 def _open_tokens(arm: Arm) -> int:

@@ -25,7 +25,7 @@ from engine.datasets import PromptRow, load_prompts
 from engine.dry_run import describe_plan
 from engine.exchange import Exchange, Inputs
 from engine.policy import make_policy
-from engine.run_folder import RunFolder, new_run_path
+from engine.run_folder import RunFolder, run_path
 from engine.shutdown import stop_signals
 from engine.status import StatusReporter
 from engine.summary import SummaryValue
@@ -52,6 +52,8 @@ class Job:
     train: Sequence[PromptRow]
     test: Sequence[PromptRow]
     cores: CorePlan
+    path: Path
+    """Of the run folder."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,10 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _load(config: Config, cores: CorePlan) -> Job:
+    path = run_path(config)
     make_policy(config)  # what cannot be built is said here, before anything starts
     train = load_prompts(config.data.train, config.data, config.data.levels)
     test = load_prompts(config.data.test, config.data) if config.data.test else []
-    return Job(config, train, test, cores)
+    return Job(config, train, test, cores, path)
 
 
 async def serve(job: Job) -> int:
@@ -87,7 +90,7 @@ async def serve(job: Job) -> int:
     handler = view.handler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    path = new_run_path(job.config)
+    path = job.path
     try:
         with RunFolder(path) as folder:
             return await _run(job, folder, view)

@@ -55,14 +55,14 @@ class StatusReporter:
         return Progress(
             elapsed_s=now - coordinator.started_at,
             stage=exchange.stage,
-            step=tally.steps,
+            step=dispatcher.outbox.learner_version,
             steps_total=exchange.inputs.config.run.max_steps,
             first_sample_reward=tally.reward_mean,
             useful_groups_per_min=tally.useful_groups_per_min(now) if tally.started_at else 0.0,
             arms={
                 "sampling": len(dispatcher.arms),
-                "waiting": len(dispatcher.ready),
-                "training": dispatcher.num_shipped,
+                "waiting": len(dispatcher.outbox.ready),
+                "training": dispatcher.outbox.num_shipped,
             },
             samples_counted=tally.samples_counted,
             budget_spent=tally.samples_launched,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from engine.core.ledger import TokenLedger
 from engine.evaluate import Accuracy
 from engine.tally import Tally
 from engine.weight_update import UpdateLog
@@ -39,6 +40,7 @@ def summarize(
         "accuracy_by_level": after.by_level if after else {},
         "accuracy_by_level_before": before.by_level if before else {},
         "steps": tally.steps,
+        "resumed_at": tally.resumed_at,
         "wall_s": times.wall_s,
         "setup_s": times.setup_s,
         "train_s": times.train_s,
@@ -54,14 +56,7 @@ def summarize(
         "prompts_quarantined": tally.prompts_quarantined,
         "prompts_passed_over": tally.prompts_passed_over,
         "prompts_skipped": tally.prompts_skipped,
-        "tokens_generated": ledger.generated,
-        "tokens_trained": ledger.trained,
-        "tokens_counted": ledger.counted,
-        "tokens_aborted": ledger.aborted,
-        "tokens_failed": ledger.failed,
-        "tokens_in_flight": held_tokens,
-        "tokens_missing": ledger.missing(held_tokens),
-        "tokens_evaluated": ledger.evaluated,
+        **_ledger(tally.ledger, held_tokens),
         "useful_groups_per_min": _rate(60.0 * tally.groups_useful, times.train_s),
         "max_staleness_seen": tally.max_staleness,
         "expired_samples": tally.expired_samples,
@@ -75,6 +70,19 @@ def summarize(
         "learner_tokens_per_s": _rate(tally.learner_tokens, tally.learner_busy_s),
         "generation_tokens_per_s": _rate(ledger.generated, times.train_s),
         "first_sample_reward_by_step": tally.step_rewards,
+    }
+
+
+def _ledger(ledger: TokenLedger, held_tokens: int) -> dict[str, SummaryValue]:
+    return {
+        "tokens_generated": ledger.generated,
+        "tokens_trained": ledger.trained,
+        "tokens_counted": ledger.counted,
+        "tokens_aborted": ledger.aborted,
+        "tokens_failed": ledger.failed,
+        "tokens_in_flight": held_tokens,
+        "tokens_missing": ledger.missing(held_tokens),
+        "tokens_evaluated": ledger.evaluated,
     }
 
 

@@ -38,6 +38,8 @@ class Tally:
     prompts_skipped: int = 0
     """Rows whose prompt does not fit the context."""
     steps: int = 0
+    resumed_at: int = 0
+    """Policy version that the totals begin at."""
     max_staleness: int = 0
     staleness_mean: float = 0.0
     learner_busy_s: float = 0.0

@@ -40,7 +40,7 @@ class UpdateLog:
     """From the manifest's arrival to the publication."""
     canary_max_nats: float = 0.0
     noise_nats: float = 0.0
-    """Largest lag-0 difference: version 0 on the worker against the learner."""
+    """Largest lag-0 difference: the run's first version on the worker against the learner."""
     num_fenced: int = 0
 
 
@@ -146,23 +146,34 @@ class WeightUpdater:
         state = self.fleet.workers.get(worker)
         if state is None:
             raise PeerLost(f"worker {worker} left between staging and applying")
-        is_initial = version == 0 and state.policy_version == 0
-        limit = max(self.config.canary_floor_nats, self.config.canary_noise_factor * self.history.noise_nats)
+        is_held = version == 0 and state.policy_version == 0
         message = ApplyWeights(
-            policy_version=version, load=not is_initial, canary_limit_nats=float("inf") if is_initial else limit
+            policy_version=version,
+            load=not is_held,
+            canary_limit_nats=float("inf") if is_held else self._limit(),
         )
         answer = await self._ask(worker, message, Applied, self.config.apply_deadline_s)
         if answer.error:
             raise WeightUpdateError(f"worker {worker} failed on version {version}: {answer.error}")
-        self._record(answer, is_initial=is_initial)
+        if is_held or self.published < 0:
+            self.history.noise_nats = max(self.history.noise_nats, answer.canary_max_nats)
+            log.info("lag-0 noise between engine and learner: %.4f nats", answer.canary_max_nats)
+        if not is_held:
+            self._record(answer)
         self.fleet.activate(worker, version)
 
-    def _record(self, answer: Applied, *, is_initial: bool) -> None:
+    def _limit(self) -> float:
+        """Largest canary difference of weights that were loaded, nats.
+
+        The first version of a resumed run is loaded before any noise was measured: its limit is what a noise as large
+        as the floor would give.
+        """
+        config = self.config
+        noise = config.canary_floor_nats if self.published < 0 else self.history.noise_nats
+        return max(config.canary_floor_nats, config.canary_noise_factor * noise)
+
+    def _record(self, answer: Applied) -> None:
         history = self.history
-        if is_initial:
-            history.noise_nats = max(history.noise_nats, answer.canary_max_nats)
-            log.info("lag-0 noise between engine and learner: %.4f nats", answer.canary_max_nats)
-            return
         history.pause_s.append(answer.pause_s)
         history.load_s.append(answer.load_s)
         history.canary_max_nats = max(history.canary_max_nats, answer.canary_max_nats)

@@ -7,10 +7,12 @@ Invariants:
 - Version v + 1 is laid out only after version v is published, so two segments are enough.
 - A group counts for a step only when that step's `StepDone` names it; groups of an unfinished step count for none.
 - A group without samples takes its place in the step like any other; a step of nothing else is taken and published too.
+- A checkpoint's milestone counts the groups of finished steps only; a resumed learner is at the checkpoint's version
+  from its first message on.
 
 Consumes `TrainGroup`, `WeightsPublished`, `Stop`; waits for groups, publications and the trainer; unblocked by the
-engine; produces `Credit`, `StepDone`, `WeightsReady`, `Heartbeat`, `Finished`; ends with `Stop`, a lost engine or a
-passed deadline. No torch here: the work itself is behind `Trainer`.
+engine; produces `Resumed`, `Credit`, `StepDone`, `WeightsReady`, `Heartbeat`, `Finished`; ends with `Stop`, a lost
+engine or a passed deadline. No torch here: the work itself is behind `Trainer`.
 """
 
 import asyncio
@@ -28,12 +30,15 @@ from engine.wire import (
     Heartbeat,
     Manifest,
     Message,
+    Milestone,
+    Resumed,
     StepDone,
     Stop,
     TrainGroup,
     WeightsPublished,
     WeightsReady,
 )
+from learner.milestone import Loaded, finish, settle
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +46,12 @@ logger = logging.getLogger(__name__)
 class Trainer(Protocol):
     """What a learner does between messages. Methods are never called at the same time."""
 
-    async def open(self) -> None:
-        """Load the model; once, first."""
+    async def open(self) -> Loaded | None:
+        """Load the model, and the checkpoint if the run is to be resumed; once, first.
+
+        Returns:
+            None when the run was not asked to resume.
+        """
         ...
 
     async def accumulate(self, groups: Sequence[TrainGroup]) -> None:
@@ -57,7 +66,7 @@ class Trainer(Protocol):
         """Put the weights where workers find them."""
         ...
 
-    async def save(self, policy_version: int) -> str:
+    async def save(self, milestone: Milestone) -> str:
         """Write a checkpoint; its path."""
         ...
 
@@ -98,6 +107,8 @@ class _Step:
     tokens: int = 0
     staleness_sum: int = 0
     max_staleness: int = 0
+    milestone: Milestone = field(default_factory=Milestone)
+    """With the groups taken so far; counts once the step is finished."""
 
 
 def group_staleness(group: TrainGroup, policy_version: int) -> int:
@@ -117,13 +128,13 @@ class LearnerStream:
         self._stop: Stop | None = None
         self._arrived = asyncio.Event()
         self._stage = "starting"
-        self._policy_version = 0
+        self._milestone = Milestone()
         self._publication_wait_s = 0.0
 
     @property
     def policy_version(self) -> int:
-        """Optimizer steps taken."""
-        return self._policy_version
+        """Optimizer steps taken, those before a resume included."""
+        return self._milestone.policy_version
 
     async def run(self) -> str:
         """Until the engine says stop.
@@ -147,9 +158,21 @@ class LearnerStream:
 
     async def _work(self) -> str:
         self._stage = "loading the model"
-        await self._trainer.open()
+        loaded = await self._trainer.open()
+        if loaded is not None:
+            self._milestone = loaded.milestone
+            await self._link.send(
+                Resumed(
+                    checkpoint=loaded.checkpoint,
+                    policy_version=self.policy_version,
+                    last_group_id=self._milestone.last_group_id,
+                    position=self._milestone.position,
+                )
+            )
+        first = self.policy_version
+        self._published = first - 1  # nobody reads an older one
         await self._publish()
-        await self._wait(lambda: self._published >= 0, "the publication of the initial weights")
+        await self._wait(lambda: self._published >= first, "the publication of the first weights")
         while self._stop is None:
             step = await self._fill()
             if step is None:
@@ -159,15 +182,16 @@ class LearnerStream:
 
     async def _fill(self) -> _Step | None:
         """Gather one step's gradient; None when the engine said stop meanwhile."""
-        step, settings = _Step(wait_s=self._publication_wait_s), self._settings
+        settings = self._settings
+        step = _Step(wait_s=self._publication_wait_s, milestone=self._milestone)
         await self._give(settings.groups_per_step)
         while (missing := settings.groups_per_step - len(step.group_ids)) > 0:
             enough = min(missing, settings.fewest_groups)
-            self._stage = f"waiting for groups of step {self._policy_version + 1}"
+            self._stage = f"waiting for groups of step {self.policy_version + 1}"
             started_at = _now()
             await self._wait(
                 lambda enough=enough: len(self._groups) >= enough,
-                f"groups of step {self._policy_version + 1} ({len(step.group_ids)} of {settings.groups_per_step} came)",
+                f"groups of step {self.policy_version + 1} ({len(step.group_ids)} of {settings.groups_per_step} came)",
             )
             step.wait_s += _now() - started_at
             if self._stop is not None:
@@ -179,20 +203,21 @@ class LearnerStream:
     async def _accumulate(self, step: _Step, taken: Sequence[TrainGroup]) -> None:
         fresh: list[TrainGroup] = []
         for group in taken:
-            staleness = group_staleness(group, self._policy_version)
+            staleness = group_staleness(group, self.policy_version)
             if staleness > group.max_staleness:
                 logger.warning(
                     "group %s dropped: staleness %s at the gradient of version %s is over the bound %s",
-                    group.group_id, staleness, self._policy_version, group.max_staleness,
+                    group.group_id, staleness, self.policy_version, group.max_staleness,
                 )  # fmt: skip
                 step.dropped_ids.append(group.group_id)
             else:
                 fresh.append(group)
+        step.milestone = settle(step.milestone, taken)
         if len(fresh) < len(taken):
             await self._give(len(taken) - len(fresh))
         if not fresh:
             return
-        self._stage = f"computing the gradient of step {self._policy_version + 1}"
+        self._stage = f"computing the gradient of step {self.policy_version + 1}"
         started_at = _now()
         await self._trainer.accumulate(fresh)
         step.compute_s += _now() - started_at
@@ -201,19 +226,19 @@ class LearnerStream:
             self._count(step, group)
 
     def _count(self, step: _Step, group: TrainGroup) -> None:
-        step.max_staleness = max(step.max_staleness, group_staleness(group, self._policy_version))
+        step.max_staleness = max(step.max_staleness, group_staleness(group, self.policy_version))
         for sample in group.samples:
             for span in sample.spans:
                 step.tokens += span.end - span.start
-                step.staleness_sum += (span.end - span.start) * (self._policy_version - span.version)
+                step.staleness_sum += (span.end - span.start) * (self.policy_version - span.version)
 
     async def _finish(self, step: _Step) -> None:
         """Optimizer step, report, publication."""
-        self._stage = f"taking step {self._policy_version + 1}"
+        self._stage = f"taking step {self.policy_version + 1}"
         started_at = _now()
         metrics = await self._trainer.step()
         step.compute_s += _now() - started_at
-        self._policy_version += 1
+        self._milestone = finish(step.milestone)
         metrics |= {
             "step_s": step.compute_s,
             "wait_s": step.wait_s,
@@ -222,7 +247,7 @@ class LearnerStream:
         }
         await self._link.send(
             StepDone(
-                policy_version=self._policy_version,
+                policy_version=self.policy_version,
                 group_ids=step.group_ids,
                 dropped_group_ids=step.dropped_ids,
                 metrics=metrics,
@@ -230,25 +255,25 @@ class LearnerStream:
         )
         await self._publish()
         every = self._settings.save_every_steps
-        if every and self._policy_version % every == 0 and self._stop is None:
-            self._stage = f"saving the checkpoint of version {self._policy_version}"
-            await self._trainer.save(self._policy_version)
+        if every and self.policy_version % every == 0 and self._stop is None:
+            self._stage = f"saving the checkpoint of version {self.policy_version}"
+            await self._trainer.save(self._milestone)
 
     async def _publish(self) -> None:
         # Version v overwrites the segment of v - 2, which workers may read until v - 1 is published.
-        earlier = self._policy_version - 1
+        earlier = self.policy_version - 1
         started_at = _now()
         self._stage = f"waiting for the publication of version {earlier}"
         await self._wait(lambda: self._published >= earlier, f"the publication of version {earlier}")
         self._publication_wait_s = _now() - started_at
         if self._stop is not None:
             return
-        self._stage = f"laying out version {self._policy_version}"
+        self._stage = f"laying out version {self.policy_version}"
         started_at = _now()
-        manifest = await self._trainer.lay_out(self._policy_version)
+        manifest = await self._trainer.lay_out(self.policy_version)
         await self._link.send(WeightsReady(manifest=manifest, stage_s=_now() - started_at))
         if not self._settings.overlaps_updates:
-            version = self._policy_version
+            version = self.policy_version
             self._stage = f"waiting for the publication of version {version}"
             await self._wait(lambda: self._published >= version, f"the publication of version {version}")
             self._publication_wait_s = _now() - started_at
@@ -257,9 +282,9 @@ class LearnerStream:
         stop = self._stop
         checkpoint = ""
         if stop is not None and stop.save:
-            self._stage = f"saving the checkpoint of version {self._policy_version}"
-            checkpoint = await self._trainer.save(self._policy_version)
-        logger.info("stopped at version %s: %s", self._policy_version, stop.reason if stop else "")
+            self._stage = f"saving the checkpoint of version {self.policy_version}"
+            checkpoint = await self._trainer.save(self._milestone)
+        logger.info("stopped at version %s: %s", self.policy_version, stop.reason if stop else "")
         await self._link.send(Finished(checkpoint=checkpoint))
         return checkpoint
 

@@ -1,6 +1,6 @@
 """The learner process: `python -m learner.train --connect ADDR --config PATH --run-folder DIR [--set KEY=VALUE ...]`.
 
-Exit codes: 0 stopped by the engine; 2 the model or the configuration cannot be used; 3 the engine is gone; 4 a wait
+Exit codes: 0 stopped by the engine; 2 model, configuration or checkpoint cannot be used; 3 the engine is gone; 4 a wait
 passed its deadline; 1 anything else; 143 after SIGTERM. The first SIGINT is left to the engine (a terminal sends it to
 both, and the engine then says stop); a second one ends the learner.
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from configs import Config, load_config
 from configs.load import ConfigError
 from configs.model_folder import ModelError, check_model
-from engine.core.errors import AdastreamError, DeadlineError, PeerLost
+from engine.core.errors import AdastreamError, DataError, DeadlineError, PeerLost
 from engine.transport.zmq import ZmqLink
 from engine.wire import PROTOCOL_VERSION, Hello
 from learner.stream import LearnerStream, StreamSettings
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_model(config.model.path)
         asyncio.run(_train(config, options))
-    except (ConfigError, ModelError) as exc:
+    except (ConfigError, DataError, ModelError) as exc:
         sys.stderr.write(f"{exc}\n")
         return EXIT_USAGE
     except PeerLost as exc:

@@ -1,8 +1,8 @@
 """The real trainer behind `LearnerStream`: a backend, a publisher and checkpoints, all in one compute thread.
 
 Invariants: torch runs in that thread only, so the loop's thread answers the engine meanwhile; segments are removed
-when the trainer closes, whatever ended it; a step whose groups have no response token leaves weights, optimizer and
-warm-up as they are.
+when the trainer closes, whatever ended it; a checkpoint is loaded before anything else sees the weights; a step whose
+groups have no response token leaves weights, optimizer and warm-up as they are.
 """
 
 import asyncio
@@ -20,11 +20,14 @@ from transformers.utils import logging as transformers_logging
 
 from configs.model_folder import ModelError, is_hub_name
 from configs.root import Config
-from engine.wire import Canary, Int32s, Manifest, TrainGroup
+from engine.wire import Canary, Int32s, Manifest, Milestone, TrainGroup
 from learner.backends.torch import TorchBackend
-from learner.checkpoint import save_checkpoint
+from learner.checkpoint import save_checkpoint, state_file
+from learner.milestone import Loaded
 from learner.policy import load_policy, load_reference
 from learner.publish import SegmentPublisher
+from learner.resume import CheckpointFolder, check_fits
+from learner.state import cuda_random_state, random_state, read_state, set_random_state, write_state
 from learner.update import PolicyUpdate
 
 logger = logging.getLogger(__name__)
@@ -48,7 +51,7 @@ class TorchTrainer:
 
     def __init__(self, config: Config, run_folder: Path) -> None:
         self._config = config
-        self._folder = run_folder / "checkpoints"
+        self._checkpoints = CheckpointFolder(run_folder / "checkpoints")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._publisher = SegmentPublisher()
         self._policy_version = 0
@@ -62,10 +65,11 @@ class TorchTrainer:
         """Wait for the pass that runs, remove the segments."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._publisher.__exit__()
+        self._checkpoints.close()
 
-    async def open(self) -> None:
-        """Load model and tokenizer, and check that packing computes what the model does."""
-        await self._run(self._open)
+    async def open(self) -> Loaded | None:
+        """Load model, tokenizer and checkpoint, and check that packing computes what the model does."""
+        return await self._run(self._open)
 
     async def accumulate(self, groups: Sequence[TrainGroup]) -> None:
         """Add the gradient of `groups`."""
@@ -79,14 +83,15 @@ class TorchTrainer:
         """Weights into shared memory, with the canaries' logprobs."""
         return await self._run(lambda: self._lay_out(policy_version))
 
-    async def save(self, policy_version: int) -> str:
+    async def save(self, milestone: Milestone) -> str:
         """Write a checkpoint."""
-        return await self._run(lambda: self._save(policy_version))
+        return await self._run(lambda: self._save(milestone))
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _open(self) -> None:
+    def _open(self) -> Loaded | None:
+        self._checkpoints.open()
         transformers_logging.disable_progress_bar()
         if self._config.learner.threads:
             torch.set_num_threads(self._config.learner.threads)
@@ -96,9 +101,25 @@ class TorchTrainer:
         self._tokenizer = load_tokenizer(path)
         self._backend = TorchBackend(policy, self._config, load_reference(self._config))
         self._update = PolicyUpdate(self._backend, self._config)
+        loaded = self._load_checkpoint()
         self._canaries = canary_sequences(self._tokenizer, self._config.weights.canary_prompts)
         difference = policy.check_forward(self._canaries)
         logger.info("model %s loaded, packed forward pass within %.3f nats of its own", path, difference)
+        return loaded
+
+    def _load_checkpoint(self) -> Loaded | None:
+        """What `run.resume` means, in place of the weights of `model.path`."""
+        found = self._checkpoints.find(self._config)
+        if found is None:
+            return None if self._config.run.resume == "no" else Loaded()
+        path, record = found
+        check_fits(path, record.fingerprint, self._backend.fingerprint())
+        now = self._backend.state() | random_state()
+        state = read_state(path / state_file(0, record.fingerprint.world_size), now)
+        self._backend.load_state(state)
+        set_random_state(state)
+        logger.info("went on from %s, version %d", path, record.milestone.policy_version)
+        return Loaded(str(path), record.milestone)
 
     def _step(self) -> dict[str, float]:
         metrics = self._update.take(self._policy_version)
@@ -110,12 +131,17 @@ class TorchTrainer:
         canaries = [Canary(tokens, values) for tokens, values in zip(self._canaries, logprobs, strict=True)]
         return self._publisher.lay_out(policy_version, self._backend.weights(), canaries)
 
-    def _save(self, policy_version: int) -> str:
+    def _save(self, milestone: Milestone) -> str:
+        fingerprint = self._backend.fingerprint()
+
         def write(folder: Path) -> None:
             self._backend.save_model(folder)
             self._tokenizer.save_pretrained(folder)
+            state = self._backend.state() | random_state() | cuda_random_state()
+            write_state(folder / state_file(0, fingerprint.world_size), state)
 
-        return str(save_checkpoint(self._folder, policy_version, self._config.checkpoint.keep, write))
+        folder = self._checkpoints.path
+        return str(save_checkpoint(folder, milestone, fingerprint, self._config.checkpoint, write))
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:

@@ -38,6 +38,8 @@ class Prompt:
     level: str
     token_ids: object
     num_tokens: int
+    turn: int = 0
+    """Of this visit, in the visit order (engine/core/prompts.py)."""
 
 
 @dataclass(slots=True)

@@ -1,38 +1,34 @@
-"""Which arm asks for the next sample, when an arm retires, and which group ships next: the scheduler's decisions.
+"""Which arm asks for the next sample, and when an arm retires: the scheduler's decisions.
 
 Pure: events in, decisions out; no clock, task or message. Invariants:
 - A free slot goes to the oldest arm that is below its width; when none is, a new arm is wanted. So slots never idle
   because one prompt is slow.
 - Nothing is launched that could not be trained within the bound if it were sealed now, nor while more than a step's
   worth of groups and an eighth waits to ship (the learner is the slower side).
-- Groups ship oldest first; each is checked against the bound when sealed and when shipped.
-- Where advantages are whitened a step's groups ship together: none before all that the step lacks wait and are fresh.
-  At most one step's groups wait for that, fewer than back-pressure allows, and their samples grow no older by it: the
-  learner's version stays while its step lacks groups.
+- A sealed group goes to the outbox (engine/core/outbox.py), which ships it.
 - Prompts are admitted in windows (of one, for most strategies) whose budgets are set together. A parked arm goes on
   before a new prompt is admitted, once `requeue_after` prompts were admitted since it was parked.
 - Every counted sample of a visit is recorded in its prompt's past when the visit ends, whatever ended it.
 - Every launch ends exactly once: scored, failed, or aborted with its arm's retirement. An arm that drains asks for
   nothing new and retires when nothing that it launched is open any more, so nothing of it is aborted.
-- A step that has cost its tokens is taken with the groups it has; vacant groups take the places that are left.
 The scheduler (engine/scheduler.py) feeds it; the simulator runs it under a virtual clock.
 """
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Literal
 
 from engine.core.arm import Arm, Ending, Prompt, Reason, Sample
 from engine.core.decisions import Launch, Outcome, Retirement
 from engine.core.endings import decide, decide_after_drain
 from engine.core.errors import RunError
-from engine.core.group import Group, has_signal, refresh, seal, vacant_group, whiten
+from engine.core.group import has_signal, seal
+from engine.core.outbox import Outbox
 from engine.core.past import History
 from engine.core.policy import Policy
 from engine.core.rng import derive
-from engine.core.steps import StepFill
 from engine.core.unbiased import Estimates
 from engine.core.width import UNKNOWN, Pace, width
 
@@ -47,19 +43,13 @@ class Dispatcher:
     """Arms, their order, and the groups that wait to ship."""
 
     policy: Policy
-    learner_version: int = 0
     generation_version: int = 0
     """Version that new samples will start from (the oldest of the live workers)."""
-    num_shipped: int = 0
-    """Groups shipped and not trained yet."""
     pace: Pace = field(default_factory=Pace)
     arms: dict[int, Arm] = field(default_factory=dict[int, Arm])
-    ready: deque[Group] = field(default_factory=deque[Group])
     history: History = field(init=False)
-    _filling: StepFill = field(init=False)
-    """The step that sealed groups fill."""
-    _shipping: StepFill = field(init=False)
-    """The step that shipped groups fill."""
+    outbox: Outbox = field(init=False)
+    """Groups that wait to ship, and how far the learner is."""
     _window: list[Prompt] = field(default_factory=list[Prompt])
     _parked: deque[tuple[int, Arm]] = field(default_factory=deque[tuple[int, Arm]])
     """(number of arms at which it is due, arm)."""
@@ -70,28 +60,47 @@ class Dispatcher:
     """Version -> open arms with a counted sample of it."""
     _estimates: Estimates = field(default_factory=Estimates)
     _num_arms: int = 0
-    _num_groups: int = 0
-    _num_whitened: int = 0
-    """Groups in front of `ready` that are whitened: the rest of a step that began to ship."""
-    _cutoff: int = 0
     _seen_cutoff: int = 0
 
     def __post_init__(self) -> None:
         """Nothing is known of any prompt."""
-        self._filling = StepFill(self.policy.bound.groups_per_step, self.policy.max_tokens_per_step)
-        self._shipping = StepFill(self.policy.bound.groups_per_step, 0)
+        self.outbox = Outbox(self.policy.bound, self.policy.rule.whiten, self.policy.max_tokens_per_step)
         self.history = History(self.policy.visit_decay, self.policy.version_decay)
-        self._move_cutoff()
+
+    def begin_at(self, version: int, first_group: int, first_arm: int) -> None:
+        """Go on from a checkpoint; before the first prompt is admitted.
+
+        Args:
+            version: Policy version of the learner and of the workers.
+            first_group: Number of the next group.
+            first_arm: Number of the next arm.
+        """
+        self.generation_version, self._num_arms = version, first_arm
+        self.outbox.begin_at(version, first_group)
+
+    @property
+    def num_arms(self) -> int:
+        """Arms numbered so far, those before a resume included."""
+        return self._num_arms
+
+    def open_turns(self) -> Iterator[int]:
+        """Turns of prompts that wait for their window, of open arms, and of groups that wait to ship."""
+        for prompt in self._window:
+            yield prompt.turn
+        for arm in self.arms.values():
+            yield arm.prompt.turn
+        for group in self.outbox.ready:
+            yield group.arm.prompt.turn
 
     @property
     def cutoff(self) -> int:
         """Oldest version that a group sealed now may contain."""
-        return self._cutoff
+        return self.outbox.cutoff
 
     @property
     def may_launch(self) -> bool:
         """Whether a sample launched now can be trained, and the learner keeps up."""
-        return self.generation_version >= self.cutoff and len(self.ready) <= self.policy.bound.max_waiting
+        return self.generation_version >= self.cutoff and self.outbox.has_room
 
     @property
     def has_work(self) -> bool:
@@ -101,7 +110,7 @@ class Dispatcher:
     def admit(self, prompt: Prompt) -> None:
         """Take in a prompt; its arm opens when its window is full."""
         self._window.append(prompt)
-        if len(self._window) >= self.policy.strategy_at(self.learner_version).window:
+        if len(self._window) >= self.policy.strategy_at(self.outbox.learner_version).window:
             self.close_window()
 
     def close_window(self) -> bool:
@@ -109,7 +118,7 @@ class Dispatcher:
         prompts, self._window = self._window, []
         if not prompts:
             return False
-        strategy = self.policy.strategy_at(self.learner_version)
+        strategy = self.policy.strategy_at(self.outbox.learner_version)
         pasts = [self.history.past(prompt.prompt_id, self.generation_version) for prompt in prompts]
         for prompt, past, budget in zip(prompts, pasts, strategy.budgets(pasts), strict=True):
             if budget > 0:
@@ -135,7 +144,7 @@ class Dispatcher:
     def next_launch(self) -> Launch | None:
         """The next request of an admitted arm, or None: paused, or every arm has its width in flight."""
         cutoff = self.cutoff
-        if self.generation_version < cutoff or len(self.ready) > self.policy.bound.max_waiting:
+        if self.generation_version < cutoff or not self.outbox.has_room:
             return None
         if cutoff != self._seen_cutoff:
             self._notice_cutoff(cutoff)
@@ -152,10 +161,6 @@ class Dispatcher:
                 index, retry = arm.launch()
                 return Launch(arm, index, retry)
         return None
-
-    def _move_cutoff(self) -> None:
-        """The learner's version or the number of groups ahead changed."""
-        self._cutoff = self.policy.bound.oldest_fresh(self.learner_version, self.num_shipped + len(self.ready))
 
     def is_open(self, arm_id: int, index: int, retry: int) -> bool:
         """Whether this try of this launch is still awaited."""
@@ -209,12 +214,6 @@ class Dispatcher:
             return None
         return self._retire(arm, "futile", "deferred") if decision == "hopeless" else self._retire(arm, decision)
 
-    def spend(self, tokens: int) -> None:
-        """So many response tokens came back from a worker, whatever becomes of them."""
-        if self.policy.max_tokens_per_step:
-            self._filling.tokens += tokens
-            self._cut_step_short()
-
     def fail(self, arm_id: int, index: int) -> Retirement | None:
         """A launch failed: it is asked for again, or its prompt is quarantined after `max_failures`."""
         arm = self.arms[arm_id]
@@ -222,60 +221,6 @@ class Dispatcher:
             return self._retire(arm, "failed")
         self._queue(arm)
         return None
-
-    def next_group(self) -> tuple[Group, int] | Group | None:
-        """The oldest waiting group with the version it will be trained at; a bare group = dropped, over the bound.
-
-        None when none waits, or when advantages are whitened and the step's groups are not all there.
-        """
-        self._drop_lone_vacancies()
-        if not self.ready:
-            return None
-        trained_at = self.policy.bound.trained_at(self.learner_version, self.num_shipped)
-        oldest_fresh = trained_at - self.policy.bound.max_staleness
-        if self.policy.rule.whiten and not self._num_whitened:
-            stale = self._whiten_step(oldest_fresh)
-            if stale is not None or not self._num_whitened:
-                return stale
-        group = self.ready.popleft()
-        self._num_whitened = max(0, self._num_whitened - 1)
-        if not refresh(group, oldest_fresh):
-            self._move_cutoff()
-            return group
-        self.num_shipped += 1
-        self._shipping.take(self.num_shipped, has_samples=bool(group.kept))
-        return group, trained_at
-
-    def _drop_lone_vacancies(self) -> None:
-        """A vacant group goes only into a step that something trains.
-
-        Where groups were dropped, others moved up: their vacant places would be left without the group they were with.
-        """
-        while self.ready and self.ready[0].is_vacant and not self._shipping.has_samples(self.num_shipped):
-            self.ready.popleft()
-            self._move_cutoff()
-
-    def _whiten_step(self, oldest_fresh: int) -> Group | None:
-        """Whiten the groups that the next step lacks once they wait; a group that is over the bound is taken out."""
-        batch = self.policy.bound.groups_per_step
-        lacking = batch - self.num_shipped % batch
-        if len(self.ready) < lacking:
-            return None
-        step = list(islice(self.ready, lacking))
-        for place, group in enumerate(step):
-            if not refresh(group, oldest_fresh):
-                del self.ready[place]
-                self._move_cutoff()
-                return group
-        whiten(step)
-        self._num_whitened = lacking
-        return None
-
-    def step_done(self, version: int, num_groups: int) -> None:
-        """The learner took a step with (or dropped) `num_groups` shipped groups."""
-        self.learner_version = version
-        self.num_shipped -= num_groups
-        self._move_cutoff()
 
     def _lacking(self, arm: Arm, cutoff: int) -> int:
         """Requests by which an arm is below its width."""
@@ -353,24 +298,11 @@ class Dispatcher:
         if reason == "futile":
             return Retirement(arm, reason, futile, None, *expired)
         estimate = self._estimates.of(arm) if self.policy.rule.baseline == "unbiased" else 0.0
-        group = seal(self._num_groups, arm, cutoff, self.policy.rule, self.policy.unresolved, estimate)
+        group = seal(self.outbox.next_id, arm, cutoff, self.policy.rule, self.policy.unresolved, estimate)
         if group is None:
             return Retirement(arm, reason, self._without_group(arm), None, *expired)
-        self._place(group)
-        self._cut_step_short()
+        self.outbox.place(group, arm.strategy)
         return Retirement(arm, reason, "sealed", group, *expired)
-
-    def _place(self, group: Group) -> None:
-        """A group takes the next place of a step."""
-        self._num_groups += 1
-        self.ready.append(group)
-        self._move_cutoff()
-        self._filling.take(self.num_shipped + len(self.ready), has_samples=bool(group.kept))
-
-    def _cut_step_short(self) -> None:
-        """Leave the places vacant that the step being filled has no tokens for."""
-        for _ in range(self._filling.num_vacant(self.num_shipped + len(self.ready))):
-            self._place(vacant_group(self._num_groups, self.policy.strategy))
 
     def _without_group(self, arm: Arm) -> Outcome:
         if has_signal(arm, self.policy.rule):

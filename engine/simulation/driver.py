@@ -133,7 +133,7 @@ class Driver:
             RunError: nothing is under way, nothing may start, and prompts are left.
         """
         events, learner, observer = self._events, self.learner, self.observer
-        ready = self.dispatcher.ready
+        ready = self.dispatcher.outbox.ready
         self._fill()
         while not observer.is_done:
             if events and events[0][0] < learner.next_at:
@@ -193,7 +193,7 @@ class Driver:
                 self._note_skipped(len(dispatcher.arms) - num_arms)
                 return True
             return dispatcher.resume(is_last=True)
-        window = dispatcher.policy.strategy_at(dispatcher.learner_version).window
+        window = dispatcher.policy.strategy_at(dispatcher.outbox.learner_version).window
         self._window.append(prompt)
         dispatcher.admit(prompt)
         if len(self._window) >= window:
@@ -240,7 +240,7 @@ class Driver:
         self._free += 1
         self._num_ended += 1
         self.busy_s += self._duration(tokens)
-        self.dispatcher.spend(tokens)
+        self.dispatcher.outbox.spend(tokens)
         if label is None:
             self.observer.lost(arm, tokens)
             retirement = self.dispatcher.fail(arm.arm_id, launch.index)
@@ -256,7 +256,7 @@ class Driver:
             self._free += len(arm.in_flight)
             self._aborted_at[arm.arm_id] = self.now
         if self.selection is not None and retirement.outcome != "dropped_failed":
-            right, version = arm.num_right, self.dispatcher.learner_version
+            right, version = arm.num_right, self.dispatcher.outbox.learner_version
             self.selection.observe(arm.prompt.prompt_id, right, len(arm.counted) - right, version)
         self.observer.retired(retirement)
 
@@ -271,7 +271,7 @@ class Driver:
         elapsed_s = aborted_at - (ends_at - self._duration(tokens))
         self.busy_s += elapsed_s
         done = min(tokens, max(0, int((elapsed_s - speed.latency_s) * speed.tokens_per_s)))
-        self.dispatcher.spend(done)
+        self.dispatcher.outbox.spend(done)
         self.observer.lost(arm, done)
 
     def _close(self) -> None:

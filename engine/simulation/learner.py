@@ -42,7 +42,7 @@ class Learner:
         """Take waiting groups; start a step with the B-th."""
         dispatcher, batch = self.dispatcher, self.dispatcher.policy.bound.groups_per_step
         while not self.is_stepping:
-            found = dispatcher.next_group()
+            found = dispatcher.outbox.next_group()
             if found is None:
                 return
             if isinstance(found, Group):
@@ -59,8 +59,8 @@ class Learner:
         """Do what is due at `now` = `next_at`."""
         if self._step_ends_at <= now:
             self._step_ends_at, self.is_stepping = math.inf, False
-            version = self.dispatcher.learner_version + 1
-            self.dispatcher.step_done(version, self._num_taken)
+            version = self.dispatcher.outbox.learner_version + 1
+            self.dispatcher.outbox.step_done(version, self._num_taken)
             self._num_taken = 0
             self._publications.append((now + self.update_s, version))
         while self._publications and self._publications[0][0] <= now:
@@ -88,8 +88,8 @@ class Learner:
 
     def _check(self, group: Group, trained_at: int) -> None:
         bound = self.dispatcher.policy.bound.max_staleness
-        if trained_at != self.dispatcher.learner_version or trained_at - group.min_version > bound:
+        if trained_at != self.dispatcher.outbox.learner_version or trained_at - group.min_version > bound:
             raise StalenessError(
                 f"group {group.group_id} was taken for version {trained_at} with tokens of version {group.min_version};"
-                f" the learner is at {self.dispatcher.learner_version}, staleness.max is {bound}"
+                f" the learner is at {self.dispatcher.outbox.learner_version}, staleness.max is {bound}"
             )

@@ -40,7 +40,7 @@ class Queue:
     def _visits(self, turns: Iterator[Prompt]) -> Iterator[Prompt]:
         selection, dispatcher, books = self.selection, self.dispatcher, self.books
         while True:
-            pool = selection.pool(dispatcher.learner_version)
+            pool = selection.pool(dispatcher.outbox.learner_version)
             if not pool:
                 prompt = next(turns, None)
                 if prompt is None:
@@ -51,7 +51,7 @@ class Queue:
             among = list(islice(turns, pool))
             if not among:
                 return
-            chosen = selection.draw([self._candidate(prompt) for prompt in among], dispatcher.learner_version)
+            chosen = selection.draw([self._candidate(prompt) for prompt in among], dispatcher.outbox.learner_version)
             books.num_passed_over = selection.num_passed_over
             if chosen is not None:
                 yield among[chosen]

@@ -1,4 +1,6 @@
-"""Where processes meet: every message (`messages`), its bytes (`codec`), and the verifier's records (`grading`).
+"""Where processes meet: every message (`messages`), its bytes (`codec`), records of verifiers and of checkpoints.
+
+Those are in `grading` and in `record`; a checkpoint is read by a later process.
 
 Invariants: a message is one msgpack header (a tagged struct) plus raw array frames; nothing is pickled; another
 protocol version is refused. Only this package knows msgspec.
@@ -39,7 +41,9 @@ from engine.wire.messages import (
     Int32s,
     Manifest,
     Message,
+    Position,
     Refused,
+    Resumed,
     SampleDone,
     SampleFailed,
     SampleKey,
@@ -56,6 +60,14 @@ from engine.wire.messages import (
     WeightsReady,
     Welcome,
 )
+from engine.wire.record import (
+    CheckpointRecord,
+    FileSum,
+    Fingerprint,
+    Milestone,
+    decode_record,
+    encode_record,
+)
 
 __all__ = [
     "GRADE_LENGTH_BYTES",
@@ -66,11 +78,14 @@ __all__ = [
     "Applied",
     "ApplyWeights",
     "Canary",
+    "CheckpointRecord",
     "Closed",
     "Credit",
     "Encode",
     "Encoded",
     "Envelope",
+    "FileSum",
+    "Fingerprint",
     "Finished",
     "Float32s",
     "Frames",
@@ -82,7 +97,10 @@ __all__ = [
     "Int32s",
     "Manifest",
     "Message",
+    "Milestone",
+    "Position",
     "Refused",
+    "Resumed",
     "SampleDone",
     "SampleFailed",
     "SampleKey",
@@ -101,7 +119,9 @@ __all__ = [
     "Welcome",
     "decode",
     "decode_grade",
+    "decode_record",
     "encode",
     "encode_grade",
+    "encode_record",
     "grade_length",
 ]

@@ -27,6 +27,7 @@ from engine.wire.messages import (
     Hello,
     Message,
     Refused,
+    Resumed,
     SampleDone,
     SampleFailed,
     Staged,
@@ -59,6 +60,7 @@ class Envelope(msgspec.Struct, array_like=True):
         | Abort
         | SampleDone
         | SampleFailed
+        | Resumed
         | WeightsReady
         | StageWeights
         | Staged

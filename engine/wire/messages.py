@@ -2,7 +2,7 @@
 
 Directions: worker -> engine `Hello, Encoded, SampleDone, SampleFailed, Staged, Applied, Heartbeat`;
 engine -> worker `Welcome, Encode, Generate, Abort, StageWeights, ApplyWeights, Stop`;
-learner -> engine `Hello, Credit, WeightsReady, StepDone, Heartbeat, Finished`;
+learner -> engine `Hello, Resumed, Credit, WeightsReady, StepDone, Heartbeat, Finished`;
 engine -> learner `Welcome, TrainGroup, WeightsPublished, Stop`. `Ack`, `Closed` and `Refused` belong to the
 transport. Arrays are numpy, int32 for token ids and float32 for logprobs (nats).
 """
@@ -269,6 +269,35 @@ class TrainSample(msgspec.Struct, frozen=True):
     """Constant over the response's tokens."""
 
 
+class Position(msgspec.Struct, frozen=True):
+    """Where the visit order of prompts stands (turns are numbered 0, 1, 2, ... over all epochs).
+
+    Settled turns, whose prompts are not sampled again after a resume: those below `next_turn` but for `open_turns`, and
+    `done_turns` above it. A turn is settled when its group was trained or dropped, or its visit ended without a group.
+    """
+
+    next_turn: int = 0
+    open_turns: list[int] = []
+    """Below `next_turn` and not settled: arms that were open, groups that waited."""
+    done_turns: list[int] = []
+    """From `next_turn` on, and settled."""
+    num_arms: int = 0
+    """Arms numbered so far."""
+    order: str = ""
+    """Hash of what the order depends on: seed and prompt ids; empty = unknown."""
+
+
+class Resumed(Message):
+    """The learner goes on from a checkpoint; before its first `WeightsReady`, only when it was asked to resume."""
+
+    checkpoint: str
+    """Its folder; empty = none was found, the run starts anew."""
+    policy_version: int = 0
+    last_group_id: int = -1
+    """Newest group that was trained, or dropped at the gradient."""
+    position: Position = Position()
+
+
 class TrainGroup(Message):
     """One group for the optimizer step that starts from `train_version`."""
 
@@ -280,6 +309,10 @@ class TrainGroup(Message):
     """Learner version at whose gradient this group is used."""
     max_staleness: int
     """The bound, checked again there."""
+    turn: int = -1
+    """Of its prompt in the visit order; -1 = unknown."""
+    position: Position | None = None
+    """Of the run, once this group and those shipped before it are trained; on the last group of a step."""
 
 
 class StepDone(Message):

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.wire import Float32s, Int32s, TrainGroup
+from engine.wire import Fingerprint, Float32s, Int32s, TrainGroup
 from learner.gradient import Gradient, SampleKey
 
 
@@ -65,6 +65,18 @@ class Backend(Protocol):
 
     def sequence_logprobs(self, sequences: Sequence[Int32s]) -> list[Float32s]:
         """Logprob of token t + 1 given tokens 0..t at temperature 1, for each sequence [T]: [T - 1], nats."""
+        ...
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be the same before `load_state` makes sense."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's master weights, optimizer moments and counts; not copied, so valid until the next step."""
+        ...
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` gave, weights included; names, shapes and dtypes were checked."""
         ...
 
     def save_model(self, folder: Path) -> None:

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from configs.model_folder import ModelError
 from configs.root import Config
 from configs.training import Optimizer
-from engine.wire import Float32s, Int32s, TrainGroup
+from engine.wire import Fingerprint, Float32s, Int32s, TrainGroup
 from learner.backends.base import StepReport
 from learner.gradient import Gradient, MicroBatchLoss, SampleKey, micro_batches
 from learner.policy import Policy, sequence_logprobs
+from learner.state import adamw_state, load_adamw_state
 
 
 class TorchBackend:
@@ -112,6 +113,22 @@ class TorchBackend:
     def sequence_logprobs(self, sequences: Sequence[Int32s]) -> list[Float32s]:
         """Logprob of token t + 1 given tokens 0..t at temperature 1, for each sequence [T]: [T - 1], nats."""
         return sequence_logprobs(self.policy, sequences, self._device)
+
+    def fingerprint(self) -> Fingerprint:
+        """What must be the same before `load_state` makes sense."""
+        parameters = {name: list(parameter.shape) for name, parameter in self.policy.model.named_parameters()}
+        dtype = str(self._weights_N.dtype).removeprefix("torch.")
+        return Fingerprint("torch", type(self.policy.model).__name__, dtype, 1, parameters)
+
+    def state(self) -> dict[str, Tensor]:
+        """Master weights, optimizer moments and counts, each over the one flat buffer; not copied."""
+        return {**adamw_state(self._optimizer, self._master_N), "steps": torch.tensor(self._steps)}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` gave, weights included; names, shapes and dtypes were checked."""
+        load_adamw_state(self._optimizer, self._master_N, state)
+        self._steps = int(state["steps"].item())
+        self._weights_N.copy_(self._master_N.detach())
 
     def save_model(self, folder: Path) -> None:
         """Write weights, configuration and generation configuration in HF format."""

@@ -1,38 +1,28 @@
 """The learner as a real process over real sockets; the test plays the engine."""
 
-import asyncio
-import contextlib
 import itertools
 import os
 import signal
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import xxhash
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.transport.base import PeerGone, PeerJoined, Received
-from engine.transport.zmq import ZmqHub
+from engine.transport.base import PeerGone
 from engine.wire import (
     Credit,
     Finished,
-    Heartbeat,
     StepDone,
     Stop,
     TrainGroup,
     WeightsPublished,
     WeightsReady,
 )
-from learner.trainer import CANARY_TEXTS
-from tests.support.learner_inputs import random_group, tiny_llama
+from tests.support.learner_inputs import random_group
+from tests.support.learner_process import SHARED_MEMORY, Engine, save_model_with_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-SHARED_MEMORY = Path("/dev/shm")
-DEADLINE_S = 60.0
 STEPS = 3
 FAVOURED = 42
 
@@ -40,74 +30,8 @@ FAVOURED = 42
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny-model")
-    tiny_llama(dtype=torch.bfloat16, attention="eager").save_pretrained(folder)
-    words = sorted({word for text in CANARY_TEXTS for word in text.split()})
-    vocabulary = {"<unk>": 0} | {word: number for number, word in enumerate(words[:90], start=1)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    save_model_with_tokenizer(folder)
     return folder
-
-
-class Engine:
-    """A hub and one learner process."""
-
-    def __init__(self, tmp_path, model_path, *overrides):
-        self.folder = tmp_path
-        self.overrides = [argument for override in overrides for argument in ("--set", override)]
-        self.model_path = model_path
-        self.errors = tmp_path / "learner.log"
-
-    async def __aenter__(self):
-        self.hub = await ZmqHub.bind("127.0.0.1", 0)
-        await self.start()
-        return self
-
-    async def start(self):
-        config = self.folder / "config.toml"
-        config.write_text(
-            f'[run]\nmax_steps = 9\n[model]\npath = "{self.model_path}"\nmax_context_tokens = 64\n'
-            "[sampling]\nmax_tokens = 32\n[optimizer]\nlr = 1e-2\n"
-            "[learner]\ngroups_per_step = 4\nmicro_batch_tokens = 64\nthreads = 1\nidle_deadline_s = 60.0\n"
-            "max_first_mismatch_nats = 20.0\n"  # the groups' logprobs are made up
-        )
-        with self.errors.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-W", "error::UserWarning", "-m", "learner.train",
-                "--connect", self.hub.address, "--config", str(config),
-                "--run-folder", str(self.folder / "run"), "--set", "checkpoint.keep=1", *self.overrides,
-                cwd=ROOT, stderr=log,
-            )  # fmt: skip
-
-    async def __aexit__(self, *_):
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
-        await self.hub.close()
-
-    async def next(self, kind):
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                event = await self.hub.receive()
-                match event:
-                    case PeerJoined() | PeerGone() | Received(message=Heartbeat()):
-                        assert not (isinstance(event, PeerGone) and kind is not PeerGone), self.errors.read_text()
-                        if kind is PeerGone and isinstance(event, PeerGone):
-                            return event
-                    case Received(message=message) if isinstance(message, kind):
-                        return message
-                    case _:
-                        raise AssertionError(event)
-
-    async def send(self, message):
-        await self.hub.send("learner", message)
-
-    async def exit_code(self):
-        async with asyncio.timeout(DEADLINE_S):
-            return await self.process.wait()
-
-    def segments(self):
-        return list(SHARED_MEMORY.glob(f"adastream-{self.process.pid}-*"))
 
 
 def favouring_group(rng, group_id, version):

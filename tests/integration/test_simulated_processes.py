@@ -131,8 +131,8 @@ async def test_a_worker_aborts_and_ends_when_asked_to_terminate():
             assert (sample.key.index, sample.finish_reason) == (index, "abort")
 
 
-async def test_a_learner_offers_its_weights_and_stops():
-    async with _peer("learner.simulated") as (hub, hello, _):
+async def test_a_learner_offers_its_weights_and_stops(tmp_path):
+    async with _peer("learner.simulated", "--run-folder", str(tmp_path)) as (hub, hello, _):
         assert (hello.role, hello.slots) == ("learner", 0)
         ready = await _next(hub)
         assert isinstance(ready, WeightsReady)
@@ -142,9 +142,10 @@ async def test_a_learner_offers_its_weights_and_stops():
 
 
 @pytest.mark.parametrize("module", ["workers.simulated", "learner.simulated"])
-async def test_a_bad_key_is_one_clear_line_and_exit_code_1(module):
+async def test_a_bad_key_is_one_clear_line_and_exit_code_1(module, tmp_path):
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, "--connect", "tcp://127.0.0.1:1", "--config", str(CONFIG), "--set", "run.sed=1",
+        *(["--run-folder", str(tmp_path)] if module == "learner.simulated" else []),
         cwd=ROOT, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(DEADLINE_S):

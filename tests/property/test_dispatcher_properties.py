@@ -92,7 +92,7 @@ class Machine:
             arm_id, index, retry, version = picked
             assert self.dispatcher.is_open(arm_id, index, retry)
             is_right = choice % 3 == 0
-            self.dispatcher.spend(5)
+            self.dispatcher.outbox.spend(5)
             self.retire(self.dispatcher.score(arm_id, Sample(index, float(is_right), is_right, version, 5, None)))
 
     def fail(self, choice: int) -> None:
@@ -101,12 +101,12 @@ class Machine:
             self.retire(self.dispatcher.fail(picked[0], picked[1]))
 
     def ship(self, _choice: int) -> None:
-        found = self.dispatcher.next_group()
+        found = self.dispatcher.outbox.next_group()
         if isinstance(found, tuple):
             group, trained_at = found
             bound = self.dispatcher.policy.bound.max_staleness
             assert all(trained_at - s.min_version <= bound for s in group.kept)
-            assert trained_at >= self.dispatcher.learner_version
+            assert trained_at >= self.dispatcher.outbox.learner_version
             assert group.group_id not in {g.group_id for g in self.shipped}
             assert not group.awaits_step
             assert all(s.index >= self.num_greedy for s in group.kept)
@@ -118,11 +118,11 @@ class Machine:
 
     def step(self, _choice: int) -> None:
         batch = self.dispatcher.policy.bound.groups_per_step
-        if self.dispatcher.num_shipped >= batch:
-            self.dispatcher.step_done(self.dispatcher.learner_version + 1, batch)
+        if self.dispatcher.outbox.num_shipped >= batch:
+            self.dispatcher.outbox.step_done(self.dispatcher.outbox.learner_version + 1, batch)
 
     def publish(self, _choice: int) -> None:
-        self.dispatcher.generation_version = self.dispatcher.learner_version
+        self.dispatcher.generation_version = self.dispatcher.outbox.learner_version
 
     def check(self) -> None:
         for arm in self.dispatcher.arms.values():

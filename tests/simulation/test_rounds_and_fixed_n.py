@@ -130,7 +130,7 @@ def test_filtered_steps_shrink_by_the_groups_without_spread(rate) -> None:
     driver = Driver(policy, bernoulli(rate), slots=64)
     out = driver.run(NUM_PROMPTS)
     assert len(out.groups) == NUM_PROMPTS, "every prompt takes a place"
-    assert driver.dispatcher.learner_version == NUM_PROMPTS // 16
+    assert driver.dispatcher.outbox.learner_version == NUM_PROMPTS // 16
     assert all(len(group.kept) == (4 if group.is_useful else 0) for group, _ in out.groups)
     without = rate**4 + (1.0 - rate) ** 4
     empty = sum(not group.kept for group, _ in out.groups)
@@ -142,7 +142,7 @@ def test_steps_of_groups_without_samples_only_still_advance_the_version(max_stal
     policy = Policy(Fixed(4, 4), Bound(max_staleness, 16), unresolved="shrink")
     driver = Driver(policy, bernoulli(0.0), slots=64, step_s=100.0)
     out = driver.run(160)
-    assert driver.dispatcher.learner_version == len(out.groups) // 16 >= 3
+    assert driver.dispatcher.outbox.learner_version == len(out.groups) // 16 >= 3
     assert sum(len(group.kept) for group, _ in out.groups) == 0
     assert out.max_staleness == 0
 

@@ -15,7 +15,8 @@ from engine.run_folder import RunFolder
 from engine.supervisor import Command, OnExit
 from engine.transport.memory import MemoryHub, MemoryLink
 from engine.verifiers import InlineGrader
-from engine.wire import PROTOCOL_VERSION, Hello
+from engine.wire import PROTOCOL_VERSION, Hello, Message, StepDone, TrainGroup
+from learner.resume import CheckpointFolder
 from learner.simulated import new_stream
 from metrics.recorder import Recorder
 from tests.support import virtual_loop
@@ -25,15 +26,39 @@ from workers.simulated import SimulatedWorker
 RESTART_S = 0.5
 
 
+class RecordingHub(MemoryHub):
+    """Remembers the groups that were shipped."""
+
+    shipped: dict[int, TrainGroup]
+
+    async def send(self, peer: str, message: Message, deadline_s: float = 30.0) -> None:
+        if isinstance(message, TrainGroup):
+            self.shipped[message.group_id] = message
+        await super().send(peer, message, deadline_s)
+
+
+class RecordingLink(MemoryLink):
+    """Remembers the steps that the learner took, also those of which a killed engine never heard."""
+
+    steps: list[StepDone]
+
+    async def send(self, message: Message, deadline_s: float = 30.0) -> None:
+        if isinstance(message, StepDone):
+            self.steps.append(message)
+        await super().send(message, deadline_s)
+
+
 class InLoopChildren:
     """Children as tasks; `crash` takes one down like a kill -9 would."""
 
-    def __init__(self, config: Config, hub: MemoryHub, tasks: asyncio.TaskGroup, on_exit: OnExit) -> None:
-        self.config, self.hub, self.tasks, self.on_exit = config, hub, tasks, on_exit
+    def __init__(self, config: Config, folder: Path, hub: MemoryHub, tasks: asyncio.TaskGroup, on_exit: OnExit) -> None:
+        self.config, self.folder = config, folder
+        self.hub, self.tasks, self.on_exit = hub, tasks, on_exit
         self.links: dict[str, MemoryLink] = {}
         self.running: dict[str, asyncio.Task[None]] = {}
         self.stopping: set[str] = set()
         self.alive: set[str] = set()
+        self.steps: list[StepDone] = []
         self.crashed: set[str] = set()
         self.num_restarts = 0
 
@@ -76,11 +101,12 @@ class InLoopChildren:
             hello = Hello(protocol=PROTOCOL_VERSION, role="learner", name=name, life=secrets.token_hex(4), pid=0)
         else:
             hello = new_hello(name, config.worker.slots, config.model.max_context_tokens)
-        link = self.links[name] = await MemoryLink.connect(self.hub, hello)
+        link = self.links[name] = await RecordingLink.connect(self.hub, hello)
+        link.steps = self.steps
         self.alive.add(name)
         try:
             if name == "learner":
-                await new_stream(link, config).run()
+                await new_stream(link, config, CheckpointFolder(self.folder / "checkpoints")).run()
             else:
                 await Session(link, SimulatedWorker(config.simulated, config.run.seed)).run()
         except PeerLost:
@@ -90,32 +116,57 @@ class InLoopChildren:
 
 
 class WholeRun:
-    """Runs a config to its end; `crashes` = how many worker kills are spread over the run."""
+    """Runs a config to its end, or until all of it is killed; `crashes` = worker kills spread over the run."""
 
-    def __init__(self, config: Config, folder: Path, crashes: int = 0, seed: int = 0) -> None:
-        self.config, self.folder = config, folder
+    def __init__(
+        self, config: Config, folder: Path, crashes: int = 0, seed: int = 0, killed_after_s: float | None = None
+    ) -> None:
+        self.config, self.folder, self.killed_after_s = config, folder, killed_after_s
         self.crashes, self.rng = crashes, random.Random(seed)
+        self.shipped: dict[int, TrainGroup] = {}
         self.children: InLoopChildren | None = None
         self.coordinator: Coordinator | None = None
 
+    @property
+    def steps(self) -> list[StepDone]:
+        """Those that the learner took."""
+        return self.children.steps
+
     def run(self) -> dict:
-        return virtual_loop.run(self._run())
+        """The summary, empty if the run was killed."""
+        summary = {}
+        try:
+            summary = virtual_loop.run(self._run())
+        except* TimeoutError:
+            assert self.killed_after_s is not None
+        return summary
 
     async def _run(self) -> dict:
         config = self.config
-        hub = await MemoryHub.bind(verify=False)
+        asyncio.get_running_loop().pause(10.0)  # no real clock reads 0 at the start
+        hub = await RecordingHub.bind(verify=False)
+        hub.shipped = self.shipped
 
         def children(tasks: asyncio.TaskGroup, on_exit: OnExit) -> InLoopChildren:
-            self.children = InLoopChildren(config, hub, tasks, on_exit)
+            self.children = InLoopChildren(config, self.folder, hub, tasks, on_exit)
             return self.children
 
         train = load_prompts(config.data.train, config.data, config.data.levels)
+        test = load_prompts(config.data.test, config.data) if config.data.test else []
         grader = InlineGrader(lambda text, answer: "correct" if text == answer else "wrong")
         with RunFolder(self.folder) as folder:
             inputs = Inputs(
-                config, folder, hub, grader, Recorder(), train, [], CorePlan(((),) * config.worker.count, ()), children
+                config,
+                folder,
+                hub,
+                grader,
+                Recorder(),
+                train,
+                test,
+                CorePlan(((),) * config.worker.count, ()),
+                children,
             )
-            async with asyncio.timeout(1_000_000), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(self.killed_after_s or 1_000_000), asyncio.TaskGroup() as tasks:
                 self.coordinator = Coordinator(Exchange(inputs, tasks))
                 chaos = tasks.create_task(self._chaos())
                 summary = await self.coordinator.run()

@@ -68,6 +68,8 @@ def test_an_unknown_section_names_the_sections(tmp_path):
         ("learner.device=tpu", "learner.device: .* got \"tpu\""),
         ("sampling.max_tokens", "override must look like section.key=value"),
         ("max_tokens=3", "override must look like section.key=value"),
+        ("run.resume=", "run.resume: String should have at least 1 character"),
+        ("checkpoint.keep_every=4", "checkpoint.keep_every must be a multiple of checkpoint.every_steps = 0, got 4"),
         ("run.max_steps=0", "run.max_steps or run.max_train_s must be above 0"),
     ],
 )  # fmt: skip

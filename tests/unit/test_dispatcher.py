@@ -1,16 +1,18 @@
 """The dispatcher: oldest arm first, width by need, the bound, back-pressure, failures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from engine.core.arm import Sample
 from engine.core.dispatcher import Dispatcher
 from engine.core.errors import RunError
+from engine.core.group import Group
 from engine.core.policy import Policy
 from engine.core.staleness import Bound
 from engine.core.strategy import Counts, Verdict
 from engine.strategies import Balance, Fixed, Positives
+from engine.strategies.estimate import Estimate
 from tests.support.event_driver import Driver, bernoulli, prompt
 
 FOREVER = Bound(1_000_000, 16)
@@ -92,11 +94,11 @@ def test_launching_pauses_when_more_than_a_step_of_groups_waits() -> None:
     launches(dispatcher)
     for number in range(4):
         score(dispatcher, number, 1, is_right=True)
-    assert len(dispatcher.ready) == 4
+    assert len(dispatcher.outbox.ready) == 4
     dispatcher.admit(prompt(9))
     assert launches(dispatcher) == []
-    dispatcher.next_group()
-    dispatcher.next_group()
+    dispatcher.outbox.next_group()
+    dispatcher.outbox.next_group()
     assert launches(dispatcher) == [(4, 0)]
 
 
@@ -109,8 +111,8 @@ def test_on_policy_launches_nothing_that_the_next_step_could_not_train() -> None
     score(dispatcher, 0, 1, is_right=True)
     dispatcher.admit(prompt(1))
     assert launches(dispatcher) == []
-    assert dispatcher.next_group()[1] == 0
-    dispatcher.step_done(1, 1)
+    assert dispatcher.outbox.next_group()[1] == 0
+    dispatcher.outbox.step_done(1, 1)
     assert launches(dispatcher) == []
     dispatcher.generation_version = 1
     assert launches(dispatcher) == [(1, 0)]
@@ -131,8 +133,8 @@ def test_stale_kept_samples_are_exchanged_or_the_group_is_dropped() -> None:
     launches(dispatcher)
     for index, (is_right, version) in enumerate(((True, 0), (False, 0), (True, 1), (False, 1))):
         retirement = score(dispatcher, 0, index, is_right, version)
-    dispatcher.step_done(2, 0)
-    group, trained_at = dispatcher.next_group()
+    dispatcher.outbox.step_done(2, 0)
+    group, trained_at = dispatcher.outbox.next_group()
     assert trained_at == 2
     assert group is retirement.group
     assert all(s.min_version == 1 for s in group.kept)
@@ -144,9 +146,9 @@ def test_a_group_without_fresh_samples_is_dropped_not_shipped() -> None:
     launches(dispatcher)
     score(dispatcher, 0, 0, is_right=True)
     retirement = score(dispatcher, 0, 1, is_right=False)
-    dispatcher.step_done(1, 0)
-    assert dispatcher.next_group() is retirement.group
-    assert dispatcher.num_shipped == 0
+    dispatcher.outbox.step_done(1, 0)
+    assert dispatcher.outbox.next_group() is retirement.group
+    assert dispatcher.outbox.num_shipped == 0
 
 
 def test_a_failed_sample_is_asked_for_again_with_the_same_seed_until_its_prompt_is_quarantined() -> None:
@@ -181,7 +183,7 @@ def test_expired_samples_make_an_arm_hungry_again() -> None:
     for index, is_right in enumerate((True, True, False, True)):
         score(dispatcher, 0, index, is_right)
     assert launches(dispatcher) == [(0, 4)]
-    dispatcher.step_done(2, 0)
+    dispatcher.outbox.step_done(2, 0)
     dispatcher.generation_version = 2
     assert launches(dispatcher) == [(0, 5), (0, 6), (0, 7)]
 
@@ -212,3 +214,35 @@ def test_a_failing_strategy_is_reported_with_its_arm_and_prompt(member: str) -> 
     with pytest.raises(RunError, match=f"^arm 1, prompt p1: strategy failing: {member} raised"):  # noqa: PT012
         score(dispatcher, 1, 0, is_right=True)
         dispatcher.next_launch()
+
+
+def test_a_dispatcher_goes_on_from_a_checkpoint_at_its_version_and_numbers() -> None:
+    dispatcher = new(Positives(1, 8, 2), Bound(1, 1))
+    dispatcher.begin_at(7, first_group=30, first_arm=100)
+    assert (dispatcher.cutoff, dispatcher.num_arms, dispatcher.may_launch) == (6, 100, True)
+    dispatcher.admit(prompt(0))
+    assert launches(dispatcher) == [(100, 0)]
+    score(dispatcher, 100, 0, is_right=False, version=7)
+    assert launches(dispatcher) == [(100, 1)]
+    score(dispatcher, 100, 1, is_right=True, version=7)
+    group, trained_at = shipped(dispatcher)
+    assert (group.group_id, trained_at) == (30, 7)
+
+
+def shipped(dispatcher: Dispatcher) -> tuple[Group, int]:
+    found = dispatcher.outbox.next_group()
+    assert isinstance(found, tuple)
+    return found
+
+
+def test_the_turns_of_prompts_arms_and_waiting_groups_are_open_until_they_ship_or_end() -> None:
+    dispatcher = new(Estimate(4.0, 2, 1, 8, "inverse_sqrt", 1.0, 16.0, 4))
+    for number in range(3):
+        dispatcher.admit(replace(prompt(number), turn=10 + number))
+    assert sorted(dispatcher.open_turns()) == [10, 11, 12]  # two arms, and one that waits for its window
+    while launch := dispatcher.next_launch():
+        is_right = launch.arm.prompt.turn == 11 or launch.index > 0
+        score(dispatcher, launch.arm.arm_id, launch.index, is_right)
+    assert sorted(dispatcher.open_turns()) == [10, 12]  # 11 was all right, so it made no group
+    shipped(dispatcher)
+    assert sorted(dispatcher.open_turns()) == [12]

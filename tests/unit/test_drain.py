@@ -111,7 +111,7 @@ def test_the_prompt_of_an_arm_that_keeps_failing_while_it_drains_is_quarantined(
 def test_an_exit_that_expired_during_the_drain_holds_no_more_and_the_arm_goes_on() -> None:
     dispatcher = new(bound=Bound(1, 1))
     score_all(dispatcher, "+-")
-    dispatcher.step_done(2, 0)
+    dispatcher.outbox.step_done(2, 0)
     dispatcher.generation_version = 2
     assert score(dispatcher, 2, "+") is None
     assert launches(dispatcher) == [], "one more is under way"
@@ -127,7 +127,7 @@ def test_an_exit_that_expired_during_the_drain_holds_no_more_and_the_arm_goes_on
 def test_an_exit_that_expired_with_the_budget_used_up_is_exhausted() -> None:
     dispatcher = new(Balance(1, 1, 4, 2), bound=Bound(1, 1))
     score_all(dispatcher, "+-")
-    dispatcher.step_done(2, 0)
+    dispatcher.outbox.step_done(2, 0)
     retirement = score_all(dispatcher, "++", first=2)
     assert (retirement.reason, retirement.outcome) == ("exhausted", "dropped_expired")
 

@@ -201,7 +201,7 @@ def new(bound: Bound, strategy: GiveUp) -> Dispatcher:
 
 
 def learn(dispatcher: Dispatcher, version: int) -> None:
-    dispatcher.step_done(version, 0)
+    dispatcher.outbox.step_done(version, 0)
     dispatcher.generation_version = version
 
 

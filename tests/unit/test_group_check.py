@@ -42,7 +42,17 @@ def floats(*values):
         group(logprobs=floats(0.0, -200.0)),
         group(advantage=0.0),
     ],
-    ids=["plain", "no samples", "vacant place", "no tokens", "one token", "longest", "first and last id", "extreme logprobs", "zero"],
+    ids=[
+        "plain",
+        "no samples",
+        "vacant place",
+        "no tokens",
+        "one token",
+        "longest",
+        "first and last id",
+        "extreme logprobs",
+        "zero",
+    ],
 )
 def test_what_can_be_trained_passes(allowed):
     check_group(allowed, VOCABULARY, BUDGET)

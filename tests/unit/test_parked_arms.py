@@ -148,7 +148,7 @@ def test_a_parked_arm_does_not_launch_because_its_samples_expired() -> None:
     dispatcher.admit(prompt(0))
     launches(dispatcher)
     park(dispatcher, 0)
-    dispatcher.step_done(5, 0)
+    dispatcher.outbox.step_done(5, 0)
     dispatcher.generation_version = 5
     assert launches(dispatcher) == []
 

@@ -13,6 +13,7 @@ from engine.core.prompts import visit_order
 from engine.core.selectors import Curriculum, Greso, Mopps, Selection, Uniform
 from engine.datasets import PromptRow
 from engine.prompt_feed import CHUNK_ROWS, PromptFeed
+from engine.wire import Position
 from tests.support import virtual_loop
 
 Visit = Callable[[PromptFeed, Prompt], None]
@@ -244,3 +245,83 @@ def test_a_data_set_without_a_prompt_that_fits_is_an_error() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         drain(feed(5, 1, max_prompt_tokens=2))
     assert caught.group_contains(DataError, match="none of the 5 training prompts fits into 2 tokens")
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 299, 700, 1111])
+def test_a_feed_goes_on_from_any_position_with_the_unsettled_turns_first(num_taken: int) -> None:
+    turns = order(700, 2)
+    given = feed(700, 2)
+
+    class Enough(Exception):
+        pass
+
+    taken: list[Prompt] = []
+
+    def visit(_feed: PromptFeed, prompt: Prompt) -> None:
+        taken.append(prompt)
+        if len(taken) == num_taken:
+            raise Enough
+
+    if num_taken:
+        with pytest.raises(ExceptionGroup):
+            drain(given, visit)
+    assert [prompt.turn for prompt in taken] == list(range(num_taken))
+    unsettled = [turn for turn in (0, 5, 298, 699, 705) if turn < num_taken]
+    position = given.position(unsettled, num_arms=3)
+    assert position == Position(num_taken, unsettled, [], 3, given.order)
+    again = feed(700, 2)
+    assert again.begin_at(position)
+    assert again.position([], 3) == position
+    assert drain(again) == [*(turns[turn] for turn in unsettled), *turns[num_taken:]]
+
+
+def test_more_unsettled_turns_than_a_chunk_stay_unsettled_until_they_are_handed_out() -> None:
+    unsettled = list(range(0, 900, 2))
+    given = feed(700, 2)
+    given.begin_at(Position(900, unsettled, [901, 903], 0, given.order))
+    left = set(unsettled)
+
+    def visit(current: PromptFeed, prompt: Prompt) -> None:
+        left.discard(prompt.turn)
+        position = current.position([], 0)
+        assert position.next_turn == max(900, prompt.turn + 1)
+        assert position.open_turns == sorted(left)
+        assert position.done_turns == [turn for turn in (901, 903) if turn >= position.next_turn]
+
+    found = drain(given, visit)
+    later = [turn for turn in range(900, 1400) if turn not in (901, 903)]
+    turns = order(700, 2)
+    assert found == [turns[turn] for turn in [*unsettled, *later]]
+
+
+def test_a_prompt_that_came_back_is_unsettled_until_it_is_handed_out_again() -> None:
+    given = feed(40, 1)
+    seen: list[list[int]] = []
+
+    def visit(current: PromptFeed, prompt: Prompt) -> None:
+        if prompt.turn == 7:
+            current.put_back(prompt)
+        seen.append(current.position([], 0).open_turns)
+
+    drain(given, visit)
+    assert seen == [[]] * 7 + [[7]] * 33 + [[]]
+
+
+@pytest.mark.parametrize("other", [{"seed": 5}, {"rows": 41}])
+def test_a_position_of_another_order_is_refused(other: dict) -> None:
+    position = feed(40, 1).position([], 0)
+    given = feed(other.get("rows", 40), 1, **({"seed": 5} if "seed" in other else {}))
+    assert not given.begin_at(position)
+    assert given.position([], 0).next_turn == 0
+
+
+def test_passed_over_turns_are_settled() -> None:
+    given = feed(64, 1, Selection(Mopps(pool=16)))
+    positions: list[Position] = []
+    drain(given, lambda current, _prompt: positions.append(current.position([], 0)))
+    assert [(position.next_turn, position.open_turns) for position in positions] == [
+        (16, []),
+        (32, []),
+        (48, []),
+        (64, []),
+    ]

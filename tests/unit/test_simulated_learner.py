@@ -1,6 +1,7 @@
 """The simulated learner over the in-memory transport and a virtual clock, its engine played by the test."""
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from engine.wire import (
     WeightsPublished,
     WeightsReady,
 )
+from learner.resume import CheckpointFolder
 from learner.simulated import new_stream
 from tests.support.virtual_loop import run
 
@@ -82,7 +84,7 @@ class Engine:
         await self.hub.send("learner", message)
 
 
-def converse(script) -> None:
+def converse(script, folder: Path) -> None:
     """Run `script(engine)` beside a learner, and let both end."""
 
     async def both() -> None:
@@ -90,7 +92,7 @@ def converse(script) -> None:
         hello = Hello(protocol=PROTOCOL_VERSION, role="learner", name="learner", life="a", pid=1)
         link = await MemoryLink.connect(hub, hello)
         async with asyncio.timeout(1000.0), asyncio.TaskGroup() as tasks:
-            learner = tasks.create_task(new_stream(link, CONFIG).run())
+            learner = tasks.create_task(new_stream(link, CONFIG, CheckpointFolder(folder)).run())
             await script(Engine(hub))
             await learner
         await link.close()
@@ -110,10 +112,10 @@ async def stop(engine: Engine) -> None:
     await engine.send(Stop(reason="enough"))
     while not isinstance(message := await engine.next(), Finished):
         continue
-    assert message.checkpoint == ""
+    assert Path(message.checkpoint).name.startswith("step-")
 
 
-def test_a_step_takes_its_groups_and_its_time():
+def test_a_step_takes_its_groups_and_its_time(tmp_path):
     async def script(engine: Engine) -> None:
         loop = asyncio.get_running_loop()
         await publish(engine, 0)
@@ -135,10 +137,10 @@ def test_a_step_takes_its_groups_and_its_time():
             await publish(engine, version)
         await stop(engine)
 
-    converse(script)
+    converse(script, tmp_path)
 
 
-def test_a_group_over_its_bound_at_the_gradient_is_dropped_and_replaced():
+def test_a_group_over_its_bound_at_the_gradient_is_dropped_and_replaced(tmp_path):
     async def script(engine: Engine) -> None:
         await publish(engine, 0)
         assert await engine.next() == Credit(groups=2)
@@ -159,19 +161,19 @@ def test_a_group_over_its_bound_at_the_gradient_is_dropped_and_replaced():
         await publish(engine, 2)
         await stop(engine)
 
-    converse(script)
+    converse(script, tmp_path)
 
 
-def test_a_stop_before_anything_was_published_is_answered():
-    converse(stop)
+def test_a_stop_before_anything_was_published_is_answered(tmp_path):
+    converse(stop, tmp_path)
 
 
-def test_a_silent_engine_ends_the_learner_with_the_name_of_the_wait():
+def test_a_silent_engine_ends_the_learner_with_the_name_of_the_wait(tmp_path):
     async def script(engine: Engine) -> None:
         await publish(engine, 0)
 
     with pytest.raises(ExceptionGroup) as caught:
-        converse(script)
+        converse(script, tmp_path)
     (error,) = caught.value.exceptions
     assert isinstance(error, DeadlineError)
     assert "waited 50 s for groups of step 1" in str(error)

@@ -146,7 +146,7 @@ def test_an_arm_keeps_the_strategy_that_it_was_opened_with() -> None:
     dispatcher = Dispatcher(STAGED)
     strategies = []
     for number, version in enumerate((0, 1, 2, 4, 5, 9)):
-        dispatcher.learner_version = version
+        dispatcher.outbox.learner_version = version
         dispatcher.admit(prompt(number))
         strategies.append(dispatcher.arms[number].strategy)
     assert strategies == [EARLY, EARLY, MIDDLE, MIDDLE, LATE, LATE]
@@ -162,7 +162,7 @@ def test_an_old_arm_ends_by_its_own_rule_after_a_stage_began() -> None:
     dispatcher = Dispatcher(Policy(Positives(1, 8, 2), FOREVER, stages=((1, Fixed(4, 4)),)))
     dispatcher.admit(prompt(0))
     assert dispatcher.next_launch().arm.arm_id == 0
-    dispatcher.learner_version = 1
+    dispatcher.outbox.learner_version = 1
     dispatcher.admit(prompt(1))
     launches = [(launch.arm.arm_id, launch.index) for launch in iter(dispatcher.next_launch, None)]
     assert launches == [(1, 0), (1, 1), (1, 2), (1, 3)]
@@ -180,7 +180,7 @@ def test_prompts_that_wait_for_a_window_open_with_the_stage_that_has_begun() -> 
     dispatcher.admit(prompt(0))
     dispatcher.admit(prompt(1))
     assert dispatcher.arms == {}
-    dispatcher.learner_version = 1
+    dispatcher.outbox.learner_version = 1
     dispatcher.admit(prompt(2))
     assert [arm.strategy for arm in dispatcher.arms.values()] == [EARLY] * 3
 

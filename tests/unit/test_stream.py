@@ -15,6 +15,9 @@ from engine.wire import (
     Heartbeat,
     Hello,
     Manifest,
+    Milestone,
+    Position,
+    Resumed,
     Span,
     StepDone,
     Stop,
@@ -23,13 +26,15 @@ from engine.wire import (
     WeightsPublished,
     WeightsReady,
 )
+from learner.milestone import Loaded
 from learner.stream import LearnerStream, StreamSettings
 
 HELLO = Hello(protocol=PROTOCOL_VERSION, role="learner", name="learner", life="a", pid=1)
 
 
 class RecordingTrainer:
-    def __init__(self):
+    def __init__(self, loaded=None):
+        self.loaded = loaded
         self.done = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -37,6 +42,7 @@ class RecordingTrainer:
 
     async def open(self):
         self.done.append("open")
+        return self.loaded
 
     async def accumulate(self, groups):
         await self.gate.wait()
@@ -51,9 +57,10 @@ class RecordingTrainer:
         self.done.append(f"lay out {policy_version}")
         return Manifest(policy_version, "none", "", 0, [], [])
 
-    async def save(self, policy_version):
-        self.done.append(f"save {policy_version}")
-        return f"step-{policy_version}"
+    async def save(self, milestone):
+        self.saved = milestone
+        self.done.append(f"save {milestone.policy_version}")
+        return f"step-{milestone.policy_version}"
 
 
 class Engine:
@@ -91,9 +98,9 @@ def group(group_id, version=0, max_staleness=2):
 class Play:
     """A running stream and the engine's end of it."""
 
-    def __init__(self, settings):
+    def __init__(self, settings, loaded=None):
         self.settings = settings
-        self.trainer = RecordingTrainer()
+        self.trainer = RecordingTrainer(loaded)
 
     async def __aenter__(self):
         self.hub = await MemoryHub.bind()
@@ -285,3 +292,41 @@ async def test_a_step_of_groups_without_samples_is_taken_and_published_at_any_ag
             assert (await play.engine.next(WeightsReady)).manifest.policy_version == version
             await play.engine.send(WeightsPublished(policy_version=version))
             assert (await play.engine.next(Credit)).groups == 2
+
+
+async def test_a_resumed_learner_is_at_the_checkpoints_version_from_its_first_message_on():
+    position = Position(10, [4], [], 6, "ab")
+    async with Play(settings(), Loaded("step-7", Milestone(7, 13, position))) as play:
+        engine = play.engine
+        resumed = await engine.next(Resumed)
+        assert resumed == Resumed(checkpoint="step-7", policy_version=7, last_group_id=13, position=position)
+        assert (await engine.next(WeightsReady)).manifest.policy_version == 7
+        await engine.send(WeightsPublished(policy_version=7))
+        assert (await engine.next(Credit)).groups == 2
+        await engine.send(group(14, version=7))
+        await engine.send(group(15, version=5, max_staleness=2))
+        done = await engine.next(StepDone)
+        assert (done.policy_version, done.group_ids, done.metrics["max_staleness"]) == (8, [14, 15], 2.0)
+        assert (await engine.next(WeightsReady)).manifest.policy_version == 8
+
+
+async def test_a_checkpoint_counts_the_groups_of_finished_steps_only_and_dropped_ones_too():
+    async with Play(settings(groups_per_step=2)) as play:
+        await play.start()
+        for group_id, turn, max_staleness in ((1, 30, -1), (2, 31, 2), (3, 32, 2)):
+            message = group(group_id, max_staleness=max_staleness)
+            message.turn = turn
+            await play.engine.send(message)
+        await play.engine.next(Credit)
+        done = await play.engine.next(StepDone)
+        assert (done.group_ids, done.dropped_group_ids) == ([2, 3], [1])
+        await play.engine.next(WeightsReady)
+        await play.engine.send(WeightsPublished(policy_version=1))
+        await play.engine.next(Credit)
+        await play.engine.send(group(4, version=1))
+        await play.trainer.accumulated.get()
+        await play.trainer.accumulated.get()
+        await play.trainer.accumulated.get()
+        await play.engine.send(Stop(reason="over"))
+        await play.engine.next(Finished)
+    assert play.trainer.saved == Milestone(1, 3, Position(0, [], [30, 31, 32]))

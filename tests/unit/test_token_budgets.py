@@ -37,7 +37,7 @@ def launches(dispatcher: Dispatcher) -> list[tuple[int, int]]:
 
 
 def score(dispatcher: Dispatcher, arm_id: int, index: int, label: str, tokens: int = 5) -> Retirement | None:
-    dispatcher.spend(tokens)
+    dispatcher.outbox.spend(tokens)
     return dispatcher.score(arm_id, Sample(index, float(label == "+"), label == "+", 0, tokens, None))
 
 
@@ -128,7 +128,7 @@ def seal(dispatcher: Dispatcher, arm_id: int, tokens: int = 5, labels: str = "+-
 
 
 def vacant(dispatcher: Dispatcher) -> list[bool]:
-    return [group.is_vacant for group in dispatcher.ready]
+    return [group.is_vacant for group in dispatcher.outbox.ready]
 
 
 def test_a_step_takes_the_groups_it_has_when_its_tokens_are_spent() -> None:
@@ -136,11 +136,11 @@ def test_a_step_takes_the_groups_it_has_when_its_tokens_are_spent() -> None:
     seal(dispatcher, 0)
     seal(dispatcher, 1)
     assert vacant(dispatcher) == [False, False]
-    dispatcher.spend(5)
+    dispatcher.outbox.spend(5)
     assert vacant(dispatcher) == [False, False, True, True]
     seal(dispatcher, 2)
     assert vacant(dispatcher) == [False, False, True, True, False]
-    assert [dispatcher.next_group()[1] for _ in range(5)] == [0, 0, 0, 0, 1]
+    assert [dispatcher.outbox.next_group()[1] for _ in range(5)] == [0, 0, 0, 0, 1]
 
 
 def test_a_step_that_is_full_in_time_has_no_vacant_place_and_the_next_starts_from_none() -> None:
@@ -149,15 +149,15 @@ def test_a_step_that_is_full_in_time_has_no_vacant_place_and_the_next_starts_fro
         seal(dispatcher, arm_id)
     assert vacant(dispatcher) == [False] * 4
     seal(dispatcher, 4)
-    dispatcher.spend(34)
+    dispatcher.outbox.spend(34)
     assert vacant(dispatcher) == [False] * 5
-    dispatcher.spend(1)
+    dispatcher.outbox.spend(1)
     assert vacant(dispatcher) == [False] * 5 + [True] * 3
 
 
 def test_a_step_without_a_group_waits_for_its_first() -> None:
     dispatcher = new(num_prompts=2, max_tokens_per_step=1)
-    dispatcher.spend(1_000)
+    dispatcher.outbox.spend(1_000)
     assert vacant(dispatcher) == []
     seal(dispatcher, 0)
     assert vacant(dispatcher) == [False, True, True, True]
@@ -168,7 +168,7 @@ def test_places_of_filtered_prompts_are_no_group_with_samples() -> None:
     dispatcher = new(Fixed(2, 2), num_prompts=3, max_tokens_per_step=1, unresolved="shrink")
     seal(dispatcher, 0, labels="--")
     assert vacant(dispatcher) == [False]
-    assert not dispatcher.ready[0].kept
+    assert not dispatcher.outbox.ready[0].kept
     seal(dispatcher, 1)
     assert vacant(dispatcher) == [False, False, True, True]
 
@@ -176,11 +176,11 @@ def test_places_of_filtered_prompts_are_no_group_with_samples() -> None:
 def test_vacant_places_follow_no_dropped_group() -> None:
     dispatcher = new(bound=Bound(0, 4), num_prompts=2, max_tokens_per_step=1)
     seal(dispatcher, 0)
-    dispatcher.learner_version = 1
-    dropped = dispatcher.next_group()
+    dispatcher.outbox.learner_version = 1
+    dropped = dispatcher.outbox.next_group()
     assert dropped.group_id == 0
-    assert dispatcher.next_group() is None
-    assert not dispatcher.ready
+    assert dispatcher.outbox.next_group() is None
+    assert not dispatcher.outbox.ready
 
 
 def test_one_place_a_step_is_never_vacant() -> None:

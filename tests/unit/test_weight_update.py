@@ -118,6 +118,36 @@ def test_a_failing_worker_is_fenced_and_the_others_go_on(answer: Answer, words: 
     assert [(w.name, w.policy_version) for w in bench.fleet.live] == [("a", 1)]
 
 
+@pytest.mark.parametrize(
+    ("first_nats", "is_fenced", "next_limit"), [(0.05, False, 0.2), (0.01, False, 0.1), (0.5, True, None)]
+)
+def test_the_first_version_of_a_resumed_run_is_loaded_checked_and_gives_the_noise(
+    first_nats: float, is_fenced: bool, next_limit: float | None
+) -> None:
+    def answer(message: Message) -> Message:
+        given = good(message)
+        if isinstance(given, Applied) and isinstance(message, ApplyWeights):
+            given.canary_max_nats = first_nats if message.policy_version == 7 else 0.02
+            is_over = given.canary_max_nats > message.canary_limit_nats
+            given.error = "canary over the limit" if is_over else ""
+        return given
+
+    bench = Bench({"a": answer})
+    bench.play(
+        lambda: bench.join("a"),
+        lambda: bench.updater.on_manifest(manifest(7)),
+        lambda: bench.updater.on_manifest(manifest(8)),
+    )
+    applied = [m for _, m in bench.sent if isinstance(m, ApplyWeights)]
+    assert (applied[0].policy_version, applied[0].load) == (7, True)
+    assert applied[0].canary_limit_nats == pytest.approx(0.4)
+    assert bool(bench.fenced) == is_fenced
+    if not is_fenced:
+        assert bench.published == [7, 8]
+        assert bench.updater.history.noise_nats == first_nats
+        assert applied[1].canary_limit_nats == pytest.approx(next_limit)
+
+
 def test_nothing_is_published_while_no_worker_is_live() -> None:
     bench = Bench({"a": failing_canary})
     seen: list[int] = []

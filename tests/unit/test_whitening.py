@@ -134,14 +134,14 @@ def test_all_right_groups_push_up_and_all_wrong_ones_down() -> None:
 def test_no_group_ships_before_all_of_its_step_wait_and_then_all_do() -> None:
     dispatcher = Dispatcher(Policy(Fixed(2, 2), Bound(FOREVER, 3), rule=PLAIN))
     made = [visit(dispatcher, labels) for labels in ("++", "+-")]
-    assert dispatcher.next_group() is None
+    assert dispatcher.outbox.next_group() is None
     assert dispatcher.may_launch
     made.append(visit(dispatcher, "--"))
     made.append(visit(dispatcher, "+-"))
-    shipped = [dispatcher.next_group() for _ in range(3)]
+    shipped = [dispatcher.outbox.next_group() for _ in range(3)]
     assert [found[0] for found in shipped] == made[:3]
     assert {found[1] for found in shipped} == {0}
-    assert dispatcher.next_group() is None
+    assert dispatcher.outbox.next_group() is None
     spread = statistics.stdev([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]) + STD_EPS
     assert [value for one in made[:3] for value in advantages(one)] == pytest.approx(
         [value / spread for value in (0.5, 0.5, 0.5, -0.5, -0.5, -0.5)], rel=1e-12
@@ -152,35 +152,35 @@ def test_no_group_ships_before_all_of_its_step_wait_and_then_all_do() -> None:
 def test_a_step_ships_piece_by_piece_with_one_mean_whatever_comes_meanwhile() -> None:
     dispatcher = Dispatcher(Policy(Fixed(2, 2), Bound(FOREVER, 2), rule=PLAIN))
     first, second = visit(dispatcher, "++"), visit(dispatcher, "+-")
-    assert dispatcher.next_group()[0] is first
+    assert dispatcher.outbox.next_group()[0] is first
     third = visit(dispatcher, "--")
-    assert dispatcher.next_group()[0] is second
+    assert dispatcher.outbox.next_group()[0] is second
     assert first.whitening is second.whitening
     assert third.whitening is None
-    dispatcher.step_done(1, 2)
-    assert dispatcher.next_group() is None
+    dispatcher.outbox.step_done(1, 2)
+    assert dispatcher.outbox.next_group() is None
     visit(dispatcher, "+-")
-    assert dispatcher.next_group() == (third, 1)
+    assert dispatcher.outbox.next_group() == (third, 1)
 
 
 def test_a_step_that_began_to_ship_lacks_only_the_rest() -> None:
     dispatcher = Dispatcher(Policy(Fixed(2, 2), Bound(FOREVER, 2), rule=PLAIN))
-    dispatcher.num_shipped = 3
+    dispatcher.outbox.num_shipped = 3
     last = visit(dispatcher, "+-")
-    assert dispatcher.next_group() == (last, 1)
+    assert dispatcher.outbox.next_group() == (last, 1)
 
 
 def test_a_group_that_expires_while_it_waits_is_dropped_and_its_place_is_filled() -> None:
     dispatcher = Dispatcher(Policy(Fixed(2, 2), Bound(0, 2), rule=PLAIN))
     stale = visit(dispatcher, "++", version=0)
-    dispatcher.learner_version = dispatcher.generation_version = 1
+    dispatcher.outbox.learner_version = dispatcher.generation_version = 1
     fresh = [visit(dispatcher, "+-", version=1)]
-    assert dispatcher.next_group() is stale
+    assert dispatcher.outbox.next_group() is stale
     assert stale.awaits_step
-    assert dispatcher.next_group() is None
+    assert dispatcher.outbox.next_group() is None
     assert dispatcher.may_launch
     fresh.append(visit(dispatcher, "--", version=1))
-    assert [dispatcher.next_group()[0] for _ in range(2)] == fresh
+    assert [dispatcher.outbox.next_group()[0] for _ in range(2)] == fresh
     assert fresh[0].whitening.num_samples == 4
 
 
@@ -191,8 +191,8 @@ def test_kept_samples_that_grew_stale_are_exchanged_before_the_step_is_whitened(
         dispatcher.next_launch()
     for index, (label, version) in enumerate((("+", 0), ("-", 0), ("+", 1), ("-", 1))):
         dispatcher.score(0, Sample(index, float(label == "+"), label == "+", version, 5, None))
-    dispatcher.step_done(2, 0)
-    found, _ = dispatcher.next_group()
+    dispatcher.outbox.step_done(2, 0)
+    found, _ = dispatcher.outbox.next_group()
     assert all(sample.min_version == 1 for sample in found.kept)
     assert found.whitening is not None
 

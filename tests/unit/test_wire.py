@@ -56,6 +56,9 @@ MESSAGES = [
         generation_s=0.5,
     ),
     wire.SampleFailed(key=wire.SampleKey(1, 2), error="boom", tokens_lost=3),
+    wire.Resumed(
+        checkpoint="step-000004", policy_version=4, last_group_id=7, position=wire.Position(9, [3, 5], [11], 12, "ab")
+    ),
     wire.WeightsReady(manifest=manifest(), stage_s=0.1),
     wire.StageWeights(manifest=manifest()),
     wire.Staged(policy_version=4, error="hash"),
@@ -70,6 +73,8 @@ MESSAGES = [
         samples=[wire.TrainSample(0, tokens(1), logprobs(-1.0), [wire.Span(0, 0, 1)], 1.0, 0.5)],
         train_version=4,
         max_staleness=2,
+        turn=2**40,
+        position=wire.Position(2**40 + 1, [2**40 - 1]),
     ),
     wire.StepDone(policy_version=5, group_ids=[1], dropped_group_ids=[], metrics={"loss": 0.1}),
     wire.Finished(checkpoint="last"),
@@ -196,3 +201,31 @@ def test_random_bytes_never_raise_anything_but_a_wire_error(frames):
         wire.decode(frames)
     except WireError:
         return
+
+
+RECORD = wire.CheckpointRecord(
+    wire.Milestone(4, 7, wire.Position(9, [3, 5], [11], 12, "ab")),
+    wire.Fingerprint("torch", "LlamaForCausalLM", "bfloat16", 1, {"model.norm.weight": [64]}),
+    {"config.json": wire.FileSum(10, "ab")},
+)
+
+
+def test_a_checkpoints_record_comes_out_as_it_went_in():
+    assert wire.decode_record(wire.encode_record(RECORD)) == RECORD
+
+
+@pytest.mark.parametrize("place", range(0, len(wire.encode_record(RECORD)), 7))
+def test_a_record_with_one_changed_byte_is_refused(place):
+    content = bytearray(wire.encode_record(RECORD))
+    content[place] ^= 4
+    with pytest.raises(WireError):
+        wire.decode_record(bytes(content))
+
+
+def test_a_group_of_an_engine_that_knows_no_positions_is_still_understood():
+    plain = wire.encode(next(message for message in MESSAGES if isinstance(message, wire.TrainGroup)))
+    header = msgspec.msgpack.decode(bytes(plain[0]))
+    assert header[1]["type"] == "TrainGroup"
+    del header[1]["turn"], header[1]["position"]
+    _, group = wire.decode([msgspec.msgpack.encode(header), *sent(plain[1:])])
+    assert (group.turn, group.position) == (-1, None)

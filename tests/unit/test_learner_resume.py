@@ -1,0 +1,219 @@
+"""A resumed learner goes on bit for bit, from the checkpoint that was meant, or says what does not fit."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from configs import Config
+from engine.core.errors import DataError
+from engine.wire import Fingerprint, Milestone, Position, TrainGroup
+from learner.checkpoint import read_record
+from learner.milestone import Loaded, finish, settle
+from learner.resume import CheckpointFolder, check_fits
+from learner.state import random_state, set_random_state
+from learner.trainer import TorchTrainer
+from tests.support.learner_inputs import random_group
+from tests.support.tiny_model import save_tiny_model
+
+MILESTONE = Milestone(3, 17, Position(40, [3, 9], [41], 50, "ab"))
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny_model(folder, is_tied=True, dtype=torch.bfloat16)
+    return folder
+
+
+def config_of(model_folder, resume="no", **sections):
+    return Config.model_validate(
+        {
+            "run": {"max_steps": 9, "resume": resume},
+            "model": {"path": str(model_folder), "max_context_tokens": 64},
+            "optimizer": {"lr": 1e-2, "warmup_steps": 5, "weight_decay": 0.1},
+            "sampling": {"max_tokens": 32},
+            "learner": {"micro_batch_tokens": 64, "threads": 1, "max_first_mismatch_nats": 20.0},
+            **sections,
+        }
+    )
+
+
+async def train(trainer, versions):
+    """Steps from these versions: their metrics, a draw of every generator after each, and the weights' hashes."""
+    found = []
+    for version in versions:
+        rng = np.random.default_rng(version)
+        await trainer.accumulate([random_group(rng, version * 2 + n, version=version) for n in range(2)])
+        metrics = await trainer.step()
+        del metrics["peak_rss_bytes"]
+        found.append((metrics, torch.rand(1).item(), np.random.standard_normal(), random.gauss(0.0, 1.0)))
+    manifest = await trainer.lay_out(versions[-1] + 1)
+    return found, [(spec.name, spec.xxh3) for spec in manifest.tensors]
+
+
+def seed_generators(seed):
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+async def test_three_steps_and_a_resume_and_three_more_are_six_steps_bit_for_bit(tmp_path, model_folder):
+    seed_generators(1)
+    with TorchTrainer(config_of(model_folder), tmp_path / "straight") as trainer:
+        assert await trainer.open() is None
+        straight, weights = await train(trainer, range(6))
+        state = {name: tensor.clone() for name, tensor in trainer._backend.state().items()}
+    seed_generators(1)
+    with TorchTrainer(config_of(model_folder), tmp_path / "run") as trainer:
+        await trainer.open()
+        first, weights_at_3 = await train(trainer, range(3))
+        path = await trainer.save(MILESTONE)
+    seed_generators(2)
+    with TorchTrainer(config_of(model_folder, "auto"), tmp_path / "run") as trainer:
+        assert await trainer.open() == Loaded(path, MILESTONE)
+        then, resumed_weights = await train(trainer, range(3, 6))
+        resumed_state = trainer._backend.state()
+    assert first + then == straight
+    assert resumed_weights == weights != weights_at_3
+    assert resumed_state.keys() == state.keys() == {"master", "first_moment", "second_moment", "adamw_steps", "steps"}
+    for name, tensor in state.items():
+        assert torch.equal(tensor, resumed_state[name]), name
+    assert state["steps"] == state["adamw_steps"] == 6
+
+
+async def test_a_checkpoint_of_before_the_first_step_goes_on_as_if_nothing_had_happened(tmp_path, model_folder):
+    with TorchTrainer(config_of(model_folder), tmp_path) as trainer:
+        await trainer.open()
+        path = await trainer.save(Milestone())
+        seed_generators(1)
+        straight = await train(trainer, range(2))
+    with TorchTrainer(config_of(model_folder, path), tmp_path / "other") as trainer:
+        assert await trainer.open() == Loaded(path, Milestone())
+        seed_generators(1)
+        assert await train(trainer, range(2)) == straight
+
+
+async def test_auto_without_a_checkpoint_starts_anew(tmp_path, model_folder):
+    with TorchTrainer(config_of(model_folder, "auto"), tmp_path) as trainer:
+        assert await trainer.open() == Loaded("", Milestone())
+
+
+async def test_a_damaged_checkpoint_is_passed_over_by_auto_and_an_error_by_its_path(tmp_path, model_folder):
+    with TorchTrainer(config_of(model_folder), tmp_path) as trainer:
+        await trainer.open()
+        older = await trainer.save(Milestone(1))
+        newer = await trainer.save(Milestone(2))
+    state = tmp_path / "checkpoints" / "step-000002" / "state" / "rank-0-of-1.safetensors"
+    state.write_bytes(state.read_bytes()[:-1])
+    with TorchTrainer(config_of(model_folder, "auto"), tmp_path) as trainer:
+        assert await trainer.open() == Loaded(older, Milestone(1))
+    with (
+        TorchTrainer(config_of(model_folder, newer), tmp_path) as trainer,
+        pytest.raises(DataError, match=r"step-000002: state/rank-0-of-1\.safetensors must have"),
+    ):
+        await trainer.open()
+
+
+async def test_another_model_is_refused_and_named(tmp_path, model_folder):
+    with TorchTrainer(config_of(model_folder), tmp_path) as trainer:
+        await trainer.open()
+        path = await trainer.save(Milestone(1))
+    save_tiny_model(tmp_path / "untied", is_tied=False, dtype=torch.bfloat16)
+    with (
+        TorchTrainer(config_of(tmp_path / "untied", path), tmp_path / "run") as trainer,
+        pytest.raises(DataError, match=r"shape of lm_head.weight must be \[288, 64\], is absent"),
+    ):
+        await trainer.open()
+
+
+FINGERPRINT = Fingerprint("torch", "LlamaForCausalLM", "bfloat16", 2, {"a": [2, 3], "b": [4]})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"backend": "simulated"}, "backend must be torch, is simulated"),
+        ({"architecture": "Qwen2ForCausalLM"}, "architecture must be LlamaForCausalLM, is Qwen2ForCausalLM"),
+        ({"dtype": "float32"}, "dtype must be bfloat16, is float32"),
+        ({"world_size": 4}, "world size must be 2, is 4"),
+        ({"parameters": {"a": [2, 3], "b": [5]}}, r"shape of b must be \[4\], is \[5\]"),
+        ({"parameters": {"a": [2, 3]}}, r"shape of b must be \[4\], is absent"),
+        ({"parameters": {"a": [2, 3], "b": [4], "c": [1]}}, r"shape of c must be absent, is \[1\]"),
+        ({"parameters": {"b": [4], "a": [2, 3]}}, "parameters are in another order"),
+        ({"parameters": {str(n): [n] for n in range(9)}}, "and 8 more"),
+    ],
+)
+def test_what_differs_is_named(tmp_path, change, words):
+    names = ("backend", "architecture", "dtype", "world_size", "parameters")
+    saved = Fingerprint(*(change.get(name, getattr(FINGERPRINT, name)) for name in names))
+    check_fits(tmp_path, FINGERPRINT, FINGERPRINT)
+    with pytest.raises(DataError, match=words):
+        check_fits(tmp_path, saved, FINGERPRINT)
+
+
+def test_generators_go_on_where_they_were():
+    seed_generators(4)
+    torch.manual_seed(4)
+    np.random.standard_normal(3)  # leaves a second normal behind, and so does gauss
+    random.gauss(0.0, 1.0)
+    state = {name: tensor.clone() for name, tensor in random_state().items()}
+
+    def draws():
+        return torch.rand(3).tolist(), np.random.standard_normal(3).tolist(), [random.gauss(0.0, 1.0) for _ in range(3)]
+
+    first = draws()
+    assert draws() != first
+    set_random_state(state)
+    assert draws() == first
+
+
+def test_a_second_learner_waits_for_the_folder(tmp_path):
+    first, second = CheckpointFolder(tmp_path), CheckpointFolder(tmp_path)
+    first.open()
+    (tmp_path / ".step-000004-1.tmp").mkdir()
+    thread = threading.Thread(target=second.open)
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    assert (tmp_path / ".step-000004-1.tmp").is_dir()
+    first.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert not (tmp_path / ".step-000004-1.tmp").exists()
+    second.close()
+
+
+def group(group_id, turn, position=None):
+    return TrainGroup(
+        group_id=group_id, prompt_id="p", prompt_token_ids=np.zeros(1, np.int32), samples=[], train_version=0,
+        max_staleness=0, turn=turn, position=position,
+    )  # fmt: skip
+
+
+def test_a_milestone_names_exactly_the_turns_that_are_not_settled():
+    start = Milestone(4, 8, Position(10, [2, 5, 7], [12], 11, "ab"))
+    settled = settle(start, [group(9, 5), group(10, 10)])
+    assert settled == Milestone(4, 10, Position(10, [2, 7], [10, 12], 11, "ab"))
+    assert finish(settled) == Milestone(5, 10, settled.position)
+    marked = settle(settled, [group(11, 2), group(12, 7, Position(20, [11, 15], [], 25, "ab")), group(13, 15)])
+    assert marked == Milestone(4, 13, Position(20, [11], [], 25, "ab"))
+
+
+async def test_the_record_tells_the_milestone_and_what_was_trained(tmp_path, model_folder):
+    with TorchTrainer(config_of(model_folder), tmp_path) as trainer:
+        await trainer.open()
+        path = await trainer.save(MILESTONE)
+    record = read_record(tmp_path / "checkpoints" / "step-000003")
+    assert str(tmp_path / "checkpoints" / "step-000003") == path
+    assert record.milestone == MILESTONE
+    assert record.fingerprint.architecture == "LlamaForCausalLM"
+    assert record.fingerprint.parameters["model.norm.weight"] == [64]
+    assert "lm_head.weight" not in record.fingerprint.parameters
+    assert record.files.keys() >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "state/rank-0-of-1.safetensors",
+    }
