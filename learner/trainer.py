@@ -11,6 +11,7 @@ import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -21,10 +22,14 @@ from transformers.utils import logging as transformers_logging
 from configs.model_folder import ModelError, is_hub_name
 from configs.root import Config
 from engine.wire import Canary, Int32s, Manifest, TrainGroup
-from learner.backends.torch import TorchBackend, load_model
+from learner.backends.base import Backend
+from learner.backends.torch import TorchBackend
 from learner.checkpoint import save_checkpoint
 from learner.losses import TokenSums
+from learner.placement import Placement, rank_threads
+from learner.policy import Policy, load_policy
 from learner.publish import SegmentPublisher
+from learner.ranked import RankedBackend, lead, rank_device
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +50,24 @@ CANARY_TOKENS = 32
 class TorchTrainer:
     """Trains `config.model` and keeps checkpoints under `run_folder`; close it when done."""
 
-    def __init__(self, config: Config, run_folder: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_folder: Path,
+        placement: Placement = Placement(),  # noqa: B008  (frozen)
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare; nothing is loaded before `open`.
+
+        Args:
+            config: The run's.
+            run_folder: Its `checkpoints` are kept here.
+            placement: Rank 0's place; the only rank by default.
+            on_failure: Called from another thread when another rank fails; `failure` then says which and how.
+        """
         self._config = config
+        self._placement, self._on_failure = placement, on_failure
+        self._ranked: RankedBackend | None = None
         self._folder = run_folder / "checkpoints"
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._publisher = SegmentPublisher()
@@ -57,10 +78,22 @@ class TorchTrainer:
         self._publisher.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Wait for the pass that runs, remove the segments."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        self._publisher.__exit__()
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        """Wait for the pass that runs, remove the segments, end the other ranks."""
+        try:
+            if self._ranked is not None and error is not None:
+                # First, for the pass that runs may wait for them.
+                self._ranked.close(f"{type(error).__name__} {error}".strip())
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            if self._ranked is not None and error is None:
+                self._ranked.close()
+        finally:
+            self._publisher.__exit__()
+
+    @property
+    def failure(self) -> str:
+        """Which other rank failed and how; empty while all is well."""
+        return self._ranked.failure if self._ranked is not None else ""
 
     async def open(self) -> None:
         """Load model and tokenizer, and check that packing computes what the model does."""
@@ -87,16 +120,23 @@ class TorchTrainer:
 
     def _open(self) -> None:
         transformers_logging.disable_progress_bar()
-        if self._config.learner.threads:
-            torch.set_num_threads(self._config.learner.threads)
+        torch.set_num_threads(rank_threads(self._config.learner, self._placement))
         torch.manual_seed(self._config.run.seed)
         path = self._config.model.path
-        model = load_model(path)
+        device = rank_device(self._placement)
+        policy = load_policy(path, self._config.learner.logprob_chunk_tokens).to(device)
         self._tokenizer = load_tokenizer(path)
-        self._backend = TorchBackend(model, self._config, "cuda" if torch.cuda.is_available() else "cpu")
         self._canaries = canary_sequences(self._tokenizer, self._config.weights.canary_prompts)
-        difference = self._backend.check_forward(self._canaries)
+        # Before a backend splits the weights.
+        difference = policy.check_forward(self._canaries)
+        self._backend = self._make_backend(policy, device)
         logger.info("model %s loaded, packed forward pass within %.3f nats of its own", path, difference)
+
+    def _make_backend(self, policy: Policy, device: torch.device) -> Backend:
+        if self._config.learner.backend == "torch":
+            return TorchBackend(policy, self._config, str(device))
+        self._ranked = lead(policy, self._config, self._placement, self._on_failure)
+        return self._ranked
 
     def _accumulate(self, groups: Sequence[TrainGroup]) -> None:
         sums, packed_tokens = self._backend.accumulate(groups)
@@ -131,6 +171,8 @@ class TorchTrainer:
         def write(folder: Path) -> None:
             self._backend.save_model(folder)
             self._tokenizer.save_pretrained(folder)
+            if self._ranked is not None:
+                self._ranked.save_state(folder)
 
         return str(save_checkpoint(self._folder, policy_version, self._config.checkpoint.keep, write))
 
