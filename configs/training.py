@@ -12,6 +12,15 @@ class Learner(Section):
 
     kind: Literal["torch", "simulated"] = "torch"
     """`torch` trains; `simulated` only waits (load tests)."""
+    backend: Literal["torch", "deepspeed"] = "torch"
+    """`torch`: one rank. `deepspeed`: ZeRO over one or many (needs the package's extra of that name)."""
+    ranks: int = Field(default=1, ge=1)
+    """Processes that share the learner's work and, by ZeRO, its memory. The engine starts them on this machine; any
+    other launcher must start as many."""
+    zero_stage: Literal[1, 2, 3] = 2
+    """What `deepspeed` splits over ranks: 1 optimizer, 2 and gradients, 3 and weights."""
+    rank_deadline_s: float = Field(default=300.0, gt=0.0)
+    """Longest collective operation or command of a rank; then the learner exits with an error."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy is trained; `auto` = CUDA where torch finds it."""
     groups_per_step: int = Field(default=16, ge=1)
@@ -42,7 +51,18 @@ class Learner(Section):
     overlap_updates: bool = True
     """Compute the next step's gradient while workers load the last step's weights; false where both share cores."""
     threads: int = Field(default=0, ge=0)
-    """Threads of the learner's linear algebra; 0 = one a core it was given."""
+    """Threads of a rank's linear algebra; 0 = one a core, the cores shared out over the ranks of a machine."""
+
+    @model_validator(mode="after")
+    def _ranks_have_a_backend(self) -> Self:
+        if self.ranks > 1 and (self.kind != "torch" or self.backend != "deepspeed"):
+            raise ValueError(
+                f'learner.ranks must be 1 unless learner.backend = "deepspeed" (and learner.kind = "torch"), '
+                f"got {self.ranks}"
+            )
+        if self.backend == "deepspeed" and self.compile:
+            raise ValueError('learner.compile must be false for learner.backend = "deepspeed", got true')
+        return self
 
     @model_validator(mode="after")
     def _mini_batches_are_filled(self) -> Self:

@@ -37,6 +37,7 @@ def worker_commands(config: Config, folder: RunFolder, address: str, plan: CoreP
 def learner_command(config: Config, folder: RunFolder, address: str, plan: CorePlan) -> Command:
     """The learner's command."""
     arguments: Sequence[str] = [
+        *_launcher(config.learner.ranks),
         *_module(LEARNER_MODULES[config.learner.kind], address, folder),
         "--run-folder",
         str(folder.path),
@@ -48,6 +49,13 @@ def learner_command(config: Config, folder: RunFolder, address: str, plan: CoreP
         cores=plan.learning,
         pin=True,
     )
+
+
+def _launcher(ranks: int) -> list[str]:
+    """What starts `ranks` processes of a module, gives each its place, and ends all when one ends."""
+    if ranks == 1:
+        return []
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
 def _module(module: str, address: str, folder: RunFolder) -> list[str]:

@@ -1,8 +1,15 @@
 """The learner process: `python -m learner.train --connect ADDR --config PATH --run-folder DIR [--set KEY=VALUE ...]`.
 
+With `learner.backend = "deepspeed"` and `learner.ranks = N`, a launcher starts it N times, with the same options:
+
+    torchrun --standalone --nproc-per-node N -m learner.train --connect ADDR --config PATH --run-folder DIR
+    deepspeed --num_gpus N --module learner.train --connect ADDR --config PATH --run-folder DIR
+
+Rank 0 holds the link to the engine; the others follow it (learner/ranked.py).
+
 Exit codes: 0 stopped by the engine; 2 model, configuration or checkpoint cannot be used; 3 the engine is gone; 4 a wait
-passed its deadline; 1 anything else; 143 after SIGTERM. The first SIGINT is left to the engine (a terminal sends it to
-both, and the engine then says stop); a second one ends the learner.
+passed its deadline; 5 another rank failed; 1 anything else; 143 after SIGTERM. The first SIGINT is left to the engine
+(a terminal sends it to both, and the engine then says stop); a second one ends the learner. Other ranks end with it.
 
 Invariant: torch is imported only after the thread count is set.
 """
@@ -17,6 +24,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from configs import Config, load_config
 from configs.load import ConfigError
@@ -24,11 +32,21 @@ from configs.model_folder import ModelError, check_model
 from engine.core.errors import AdastreamError, DataError, DeadlineError, PeerLost
 from engine.transport.zmq import ZmqLink
 from engine.wire import PROTOCOL_VERSION, Hello
+from learner.placement import Placement, end_with_launcher, rank_threads, read_placement, tell_launcher
+from learner.ranks import EXIT_RANK, RankLost
 from learner.stream import LearnerStream, StreamSettings
 
 logger = logging.getLogger(__name__)
 
 EXIT_USAGE, EXIT_ENGINE_GONE, EXIT_DEADLINE, EXIT_TERMINATED = 2, 3, 4, 143
+EXIT_CODES: dict[type[Exception], int] = {
+    ModelError: EXIT_USAGE,
+    ConfigError: EXIT_USAGE,
+    DataError: EXIT_USAGE,
+    PeerLost: EXIT_ENGINE_GONE,
+    DeadlineError: EXIT_DEADLINE,
+    RankLost: EXIT_RANK,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,31 +55,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         config = load_config(options.config, options.set)
+        placement = read_placement(os.environ, config.learner)
     except ConfigError as exc:
-        sys.stderr.write(f"{exc}\n")
-        return EXIT_USAGE
-    _limit_threads(config)
+        return _fail(EXIT_USAGE, str(exc))
+    _limit_threads(config, placement)
+    if placement.world_size > 1:
+        end_with_launcher()
     try:
         check_model(config.model.path)
-        asyncio.run(_train(config, options))
-    except (ConfigError, DataError, ModelError) as exc:
-        sys.stderr.write(f"{exc}\n")
-        return EXIT_USAGE
-    except PeerLost as exc:
-        logger.error("%s", exc)  # noqa: TRY400  (one line says it; a trace would hide it)
-        return EXIT_ENGINE_GONE
-    except DeadlineError as exc:
-        logger.error("%s", exc)  # noqa: TRY400
-        return EXIT_DEADLINE
-    except AdastreamError as exc:
-        logger.error("%s", exc)  # noqa: TRY400
-        return 1
+        if placement.rank:
+            _follow(config, placement)
+        else:
+            asyncio.run(_train(config, options, placement))
     except asyncio.CancelledError:
         return EXIT_TERMINATED
-    except Exception:
-        logger.exception("the learner failed")
-        return 1
+    except Exception as exc:
+        code = next((code for kinds, code in EXIT_CODES.items() if isinstance(exc, kinds)), 1)
+        if not isinstance(exc, (AdastreamError, ModelError, ConfigError)):
+            logger.exception("the learner failed")
+        return _fail(code, str(exc))
     return 0
+
+
+def _fail(code: int, text: str) -> int:
+    """Say why this process ends, here and in the launcher's report."""
+    sys.stderr.write(f"{text}\n")
+    tell_launcher(text, os.environ)
+    return code
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -70,19 +90,29 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config", required=True, type=Path, metavar="PATH", help="the run's configuration")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one value")
     parser.add_argument("--run-folder", required=True, type=Path, metavar="DIR", help="for DIR/checkpoints")
+    # The deepspeed launcher adds it; LOCAL_RANK says the same.
+    parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--name", default="learner", help="name under which the engine knows this learner")
     return parser.parse_args(arguments)
 
 
-def _limit_threads(config: Config) -> None:
+def _limit_threads(config: Config, placement: Placement) -> None:
     """One thread a core we were given: more would spin against each other."""
-    threads = str(config.learner.threads or len(os.sched_getaffinity(0)))
+    threads = str(rank_threads(config.learner, placement))
     os.environ["OMP_NUM_THREADS"] = threads
     os.environ["MKL_NUM_THREADS"] = threads
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-async def _train(config: Config, options: argparse.Namespace) -> None:
+def _follow(config: Config, placement: Placement) -> None:
+    from learner.ranked import follow  # imports torch
+
+    # A terminal's SIGINT is for the engine; this rank ends with rank 0.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow(config, placement)
+
+
+async def _train(config: Config, options: argparse.Namespace, placement: Placement) -> None:
     from learner.trainer import TorchTrainer  # imports torch
 
     settings = StreamSettings(
@@ -94,27 +124,52 @@ async def _train(config: Config, options: argparse.Namespace) -> None:
     hello = Hello(
         protocol=PROTOCOL_VERSION, role="learner", name=options.name, life=secrets.token_hex(8), pid=os.getpid()
     )
-    _heed_signals()
-    with TorchTrainer(config, options.run_folder) as trainer:
-        link = await ZmqLink.connect(options.connect, hello)
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(link.close)
-            await LearnerStream(link, trainer, settings).run()
-
-
-def _heed_signals() -> None:
-    """SIGTERM cancels this task, so that segments are removed; the first SIGINT is the engine's."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
+    terminated = _heed_signals(loop, task)
+
+    def on_failure() -> None:
+        loop.call_soon_threadsafe(task.cancel)
+
+    trainer = TorchTrainer(config, options.run_folder, placement, on_failure)
+    try:
+        with trainer:
+            link = await ZmqLink.connect(options.connect, hello)
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(link.close)
+                await LearnerStream(link, trainer, settings).run()
+    except (asyncio.CancelledError, AdastreamError):
+        # A launcher ends all ranks at once: then another one's end is no cause.
+        if trainer.failure and not terminated.is_set():
+            raise RankLost(trainer.failure) from None
+        raise
+
+
+def _heed_signals(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[None]") -> asyncio.Event:
+    """SIGTERM cancels `task`, so that segments are removed, and sets the event; the first SIGINT is the engine's."""
+    terminated = asyncio.Event()
+
+    def on_terminate() -> None:
+        terminated.set()
+        task.cancel()
 
     def on_interrupt() -> None:
         logger.info("interrupted: waiting for the engine to say stop; once more ends the learner")
         loop.add_signal_handler(signal.SIGINT, task.cancel)
 
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    loop.add_signal_handler(signal.SIGTERM, on_terminate)
     loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    return terminated
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process with `code`, even where a library's threads would abort it after a failure."""
+    if code:
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main())

@@ -11,6 +11,7 @@ import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -21,13 +22,15 @@ from transformers.utils import logging as transformers_logging
 from configs.model_folder import ModelError, is_hub_name
 from configs.root import Config
 from engine.wire import Canary, Int32s, Manifest, Milestone, TrainGroup
+from learner.backends.base import Backend
 from learner.backends.torch import TorchBackend
-from learner.checkpoint import save_checkpoint, state_file
+from learner.checkpoint import save_checkpoint
 from learner.milestone import Loaded
-from learner.policy import load_policy, load_reference
+from learner.placement import Placement, rank_threads
+from learner.policy import Policy, load_policy, load_reference
 from learner.publish import SegmentPublisher
+from learner.ranked import RankedBackend, lead, take_device
 from learner.resume import CheckpointFolder, check_fits
-from learner.state import cuda_random_state, random_state, read_state, set_random_state, write_state
 from learner.update import PolicyUpdate
 
 logger = logging.getLogger(__name__)
@@ -49,8 +52,24 @@ CANARY_TOKENS = 32
 class TorchTrainer:
     """Trains `config.model` and keeps checkpoints under `run_folder`; close it when done."""
 
-    def __init__(self, config: Config, run_folder: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_folder: Path,
+        placement: Placement = Placement(),  # noqa: B008  (frozen)
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare; nothing is loaded before `open`.
+
+        Args:
+            config: The run's.
+            run_folder: Its `checkpoints` are kept here.
+            placement: Rank 0's place; the only rank by default.
+            on_failure: Called from another thread when another rank fails; `failure` then says which and how.
+        """
         self._config = config
+        self._placement, self._on_failure = placement, on_failure
+        self._ranked: RankedBackend | None = None
         self._checkpoints = CheckpointFolder(run_folder / "checkpoints")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._publisher = SegmentPublisher()
@@ -61,11 +80,23 @@ class TorchTrainer:
         self._publisher.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Wait for the pass that runs, remove the segments."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        self._publisher.__exit__()
-        self._checkpoints.close()
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        """Wait for the pass that runs, remove the segments, end the other ranks."""
+        try:
+            if self._ranked is not None and error is not None:
+                # First, for the pass that runs may wait for them.
+                self._ranked.close(f"{type(error).__name__} {error}".strip())
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            if self._ranked is not None and error is None:
+                self._ranked.close()
+        finally:
+            self._publisher.__exit__()
+            self._checkpoints.close()
+
+    @property
+    def failure(self) -> str:
+        """Which other rank failed and how; empty while all is well."""
+        return self._ranked.failure if self._ranked is not None else ""
 
     async def open(self) -> Loaded | None:
         """Load model, tokenizer and checkpoint, and check that packing computes what the model does."""
@@ -93,17 +124,18 @@ class TorchTrainer:
     def _open(self) -> Loaded | None:
         self._checkpoints.open()
         transformers_logging.disable_progress_bar()
-        if self._config.learner.threads:
-            torch.set_num_threads(self._config.learner.threads)
+        torch.set_num_threads(rank_threads(self._config.learner, self._placement))
         torch.manual_seed(self._config.run.seed)
         path = self._config.model.path
+        take_device(self._config.learner, self._placement)
         policy = load_policy(self._config)
         self._tokenizer = load_tokenizer(path)
-        self._backend = TorchBackend(policy, self._config, load_reference(self._config))
-        self._update = PolicyUpdate(self._backend, self._config)
-        loaded = self._load_checkpoint()
         self._canaries = canary_sequences(self._tokenizer, self._config.weights.canary_prompts)
+        # Before a backend splits the weights.
         difference = policy.check_forward(self._canaries)
+        self._backend = self._make_backend(policy)
+        loaded = self._load_checkpoint()
+        self._update = PolicyUpdate(self._backend, self._config)
         logger.info("model %s loaded, packed forward pass within %.3f nats of its own", path, difference)
         return loaded
 
@@ -114,12 +146,16 @@ class TorchTrainer:
             return None if self._config.run.resume == "no" else Loaded()
         path, record = found
         check_fits(path, record.fingerprint, self._backend.fingerprint())
-        now = self._backend.state() | random_state()
-        state = read_state(path / state_file(0, record.fingerprint.world_size), now)
-        self._backend.load_state(state)
-        set_random_state(state)
+        self._backend.load_states(path)
         logger.info("went on from %s, version %d", path, record.milestone.policy_version)
         return Loaded(str(path), record.milestone)
+
+    def _make_backend(self, policy: Policy) -> Backend:
+        reference = load_reference(self._config)
+        if self._config.learner.backend == "torch":
+            return TorchBackend(policy, self._config, reference)
+        self._ranked = lead(policy, reference, self._config, self._placement, self._on_failure)
+        return self._ranked
 
     def _step(self) -> dict[str, float]:
         metrics = self._update.take(self._policy_version)
@@ -137,8 +173,7 @@ class TorchTrainer:
         def write(folder: Path) -> None:
             self._backend.save_model(folder)
             self._tokenizer.save_pretrained(folder)
-            state = self._backend.state() | random_state() | cuda_random_state()
-            write_state(folder / state_file(0, fingerprint.world_size), state)
+            self._backend.save_states(folder)
 
         folder = self._checkpoints.path
         return str(save_checkpoint(folder, milestone, fingerprint, self._config.checkpoint, write))

@@ -68,15 +68,19 @@ class Backend(Protocol):
         ...
 
     def fingerprint(self) -> Fingerprint:
-        """What must be the same before `load_state` makes sense."""
+        """What must be the same before `load_states` makes sense."""
         ...
 
-    def state(self) -> dict[str, Tensor]:
-        """This rank's master weights, optimizer moments and counts; not copied, so valid until the next step."""
+    def save_states(self, folder: Path) -> None:
+        """Write each rank's training state into `folder`: master weights, optimizer, random numbers."""
         ...
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave, weights included; names, shapes and dtypes were checked."""
+    def load_states(self, folder: Path) -> None:
+        """Take over what `save_states` wrote, weights included; the fingerprints were found equal.
+
+        Raises:
+            DataError: it does not fit.
+        """
         ...
 
     def save_model(self, folder: Path) -> None:

@@ -22,6 +22,7 @@ from engine.wire import Fingerprint, Float32s, Int32s, TrainGroup
 from learner.backends.base import StepReport
 from learner.gradient import Gradient, MicroBatchLoss, SampleKey, micro_batches
 from learner.policy import Policy, sequence_logprobs
+from learner.shards import load_rank, save_rank
 from learner.state import adamw_state, load_adamw_state
 
 
@@ -115,7 +116,7 @@ class TorchBackend:
         return sequence_logprobs(self.policy, sequences, self._device)
 
     def fingerprint(self) -> Fingerprint:
-        """What must be the same before `load_state` makes sense."""
+        """What must be the same before `load_states` makes sense."""
         parameters = {name: list(parameter.shape) for name, parameter in self.policy.model.named_parameters()}
         dtype = str(self._weights_N.dtype).removeprefix("torch.")
         return Fingerprint("torch", type(self.policy.model).__name__, dtype, 1, parameters)
@@ -129,6 +130,14 @@ class TorchBackend:
         load_adamw_state(self._optimizer, self._master_N, state)
         self._steps = int(state["steps"].item())
         self._weights_N.copy_(self._master_N.detach())
+
+    def save_states(self, folder: Path) -> None:
+        """Write the training state into `folder`."""
+        save_rank(folder, 0, 1, self.state())
+
+    def load_states(self, folder: Path) -> None:
+        """Take over what `save_states` wrote, weights included."""
+        self.load_state(load_rank(folder, 0, 1, self.state()))
 
     def save_model(self, folder: Path) -> None:
         """Write weights, configuration and generation configuration in HF format."""
