@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from configs.base import Section
 from configs.inputs import Data, Evaluation, Model, Verifier
+from configs.lora import Lora
 from configs.processes import Cores, Server, Simulated, Worker
 from configs.sampling import Sampling, Staleness
 from configs.selection import Selector
@@ -59,6 +60,8 @@ class Config(Section):
     """Optimizer steps."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """AdamW."""
+    lora: Lora = Field(default_factory=Lora)
+    """Low-rank adapters instead of all weights."""
     loss: Loss = Field(default_factory=Loss)
     """PPO-clip."""
     weights: Weights = Field(default_factory=Weights)
@@ -69,6 +72,12 @@ class Config(Section):
     """Pinning."""
     server: Server = Field(default_factory=Server)
     """Addresses and terminal view."""
+
+    @model_validator(mode="after")
+    def _adapters_can_be_trained(self) -> Self:
+        if self.lora.rank and self.learner.kind != "torch":
+            raise ValueError(f"lora.rank must be 0 with learner.kind = {self.learner.kind}, got {self.lora.rank}")
+        return self
 
     @model_validator(mode="after")
     def _stages_are_in_order(self) -> Self:

@@ -16,8 +16,11 @@ class Learner(Section):
     """B: groups per optimizer step."""
     micro_batch_tokens: int = Field(default=2048, ge=16)
     """Packed tokens of one forward and backward pass."""
-    logprob_chunk_tokens: int = Field(default=256, ge=1)
-    """Tokens whose logits exist at once."""
+    logprob_chunk_tokens: int = Field(default=1024, ge=1)
+    """Tokens whose logits exist at once (1,024 rows of 49,152 bf16 logits: 100 MB). A pass with no more response tokens
+    computes them once, otherwise twice."""
+    share_prefixes: bool = True
+    """Compute a group's prompt once for all its responses, and once what all prompts of a pass begin with."""
     idle_deadline_s: float = Field(default=600.0, gt=0.0)
     """Longest wait for a group, a publication or an acknowledgement before the learner exits with an error."""
     overlap_updates: bool = True

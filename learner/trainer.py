@@ -21,9 +21,10 @@ from transformers.utils import logging as transformers_logging
 from configs.model_folder import ModelError, is_hub_name
 from configs.root import Config
 from engine.wire import Canary, Int32s, Manifest, TrainGroup
-from learner.backends.torch import TorchBackend, load_model
+from learner.backends.torch import TorchBackend
 from learner.checkpoint import save_checkpoint
 from learner.losses import TokenSums
+from learner.policy import load_policy
 from learner.publish import SegmentPublisher
 
 logger = logging.getLogger(__name__)
@@ -91,11 +92,11 @@ class TorchTrainer:
             torch.set_num_threads(self._config.learner.threads)
         torch.manual_seed(self._config.run.seed)
         path = self._config.model.path
-        model = load_model(path)
+        policy = load_policy(path, self._config.learner.logprob_chunk_tokens, lora=self._config.lora)
         self._tokenizer = load_tokenizer(path)
-        self._backend = TorchBackend(model, self._config, "cuda" if torch.cuda.is_available() else "cpu")
+        self._backend = TorchBackend(policy, self._config, "cuda" if torch.cuda.is_available() else "cpu")
         self._canaries = canary_sequences(self._tokenizer, self._config.weights.canary_prompts)
-        difference = self._backend.check_forward(self._canaries)
+        difference = policy.check_forward(self._canaries)
         logger.info("model %s loaded, packed forward pass within %.3f nats of its own", path, difference)
 
     def _accumulate(self, groups: Sequence[TrainGroup]) -> None:

@@ -1,75 +1,47 @@
 """The plain torch backend: one process, bfloat16 passes, a float32 master copy in AdamW.
 
 Invariants:
-- Parameters are views of one flat buffer, so the optimizer, the norm and the copy to bfloat16 are single passes.
+- Parameters that train are views of one flat buffer, so optimizer, norm and the copy to bfloat16 are single passes.
 - Gradients are added up in float32: a bfloat16 sum over micro-batches loses whatever is under 1/256 of it.
 - A step with a gradient that is not finite changes nothing but the count of steps.
-- The model computes what transformers computes: checked against its own forward pass when loaded.
 
-Shapes: N weights, T packed tokens, D hidden size, V vocabulary, R response tokens.
+Shapes: N weights, R response tokens.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from configs.model_folder import ModelError, check_model, is_hub_name
+from configs.model_folder import ModelError
 from configs.root import Config
 from configs.training import Optimizer
-from engine.wire import Float32s, Int32s, TrainGroup, TrainSample
-from learner.attention import ATTENTION_NAME
+from engine.wire import Float32s, Int32s, TrainGroup
 from learner.backends.base import StepReport
-from learner.logprobs import chunked_logprobs
 from learner.losses import TokenSums, policy_loss
-from learner.packing import MicroBatch, Segment, fill_micro_batches, pack, split_groups
+from learner.packing import fill_micro_batches, pack, split_groups
+from learner.policy import Policy, sequence_logprobs
 
 logger = logging.getLogger(__name__)
-
-MAX_SELF_CHECK_NATS = 0.05
-"""The same bfloat16 arithmetic in another order differs by 2e-5 (SmolLM2-135M); a scaled or capped head by nats."""
-
-
-def load_model(path: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
-    """The causal language model at `path` (a folder, or a hub name), with packed attention.
-
-    Raises:
-        ModelError: none there, or not a causal language model that this learner can train.
-    """
-    check_model(path)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=not is_hub_name(path)
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as exc:
-        raise ModelError(f"model.path {path} must hold a causal language model: {exc}") from exc
-    return cast("PreTrainedModel", model)
 
 
 class TorchBackend:
     """Trains one model on one device."""
 
-    def __init__(self, model: PreTrainedModel, config: Config, device: str = "cpu") -> None:
+    def __init__(self, policy: Policy, config: Config, device: str = "cpu") -> None:
         self._config = config
-        self._model = model.to(device).train()  # type: ignore[arg-type]  (transformers types `to` as a wrapper)
-        self._trunk = cast("nn.Module", model.base_model)
-        head = model.get_output_embeddings()
-        if not isinstance(head, nn.Linear) or head.bias is not None:
-            raise ModelError("the model's head must be a linear layer without bias")
-        self._head_weight = head.weight
+        self.policy = policy.to(device).train()
         self._device = torch.device(device)
         self._flatten()
         self._optimizer = _adamw(self._master_N, config.optimizer)
         self._steps = 0
 
     def _flatten(self) -> None:
-        """Make every parameter a view of one buffer; add its gradients to float32 sums as they appear."""
-        parameters = list(self._model.parameters())
+        """Make every parameter that trains a view of one buffer; add its gradients to float32 sums as they appear."""
+        parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         total = sum(parameter.numel() for parameter in parameters)
         dtype = parameters[0].dtype
         self._weights_N = torch.empty(total, dtype=dtype, device=self._device)
@@ -97,9 +69,11 @@ class TorchBackend:
     def accumulate(self, groups: Sequence[TrainGroup]) -> tuple[TokenSums, int]:
         """Add the gradient of `groups`; the sums over their tokens and how many packed tokens were computed."""
         sums, packed_tokens = TokenSums(), 0
-        for segments in fill_micro_batches(split_groups(groups), self._config.learner.micro_batch_tokens):
-            batch = pack(segments, self._device)
-            logprobs_R, entropy_R = self._logprobs(batch, self._config.sampling.temperature)
+        learner = self._config.learner
+        shares = learner.share_prefixes
+        for segments in fill_micro_batches(split_groups(groups, share_prefixes=shares), learner.micro_batch_tokens):
+            batch = pack(segments, self._device, share_prefixes=shares)
+            logprobs_R, entropy_R = self.policy(batch, self._config.sampling.temperature)
             loss, batch_sums = policy_loss(
                 logprobs_R, batch.behaviour_logprobs_R, batch.advantages_R, entropy_R, self._config.loss
             )
@@ -107,17 +81,6 @@ class TorchBackend:
             sums += batch_sums
             packed_tokens += batch.num_packed_tokens
         return sums, packed_tokens
-
-    def _logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        output = self._trunk(
-            input_ids=batch.input_ids_T[None],
-            position_ids=batch.position_ids_T[None],
-            use_cache=False,
-            layout=batch.layout,
-        )
-        hidden_RD = output.last_hidden_state[0].index_select(0, batch.predictors_R)
-        chunk_tokens = self._config.learner.logprob_chunk_tokens
-        return chunked_logprobs(hidden_RD, self._head_weight, batch.targets_R, temperature, chunk_tokens)
 
     def optimizer_step(self, num_response_tokens: int) -> StepReport:
         """Divide the gradient by `num_response_tokens`, clip it, step, and clear it."""
@@ -141,42 +104,15 @@ class TorchBackend:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under its HF name as it is now; a tied head too, as the same tensor."""
-        for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            yield name, parameter.detach()
+        return self.policy.weights()
 
     def sequence_logprobs(self, sequences: Sequence[Int32s]) -> list[Float32s]:
         """Logprob of token t + 1 given tokens 0..t at temperature 1, for each sequence [T]: [T - 1], nats."""
-        segments = [Segment(tokens[:1], [_as_sample(tokens[1:])]) for tokens in sequences]
-        with torch.inference_mode():
-            logprobs_R, _ = self._logprobs(pack(segments, self._device), temperature=1.0)
-        ends = np.cumsum([tokens.size - 1 for tokens in sequences])
-        return [part.copy() for part in np.split(logprobs_R.cpu().numpy(), ends[:-1])]
-
-    def check_forward(self, sequences: Sequence[Int32s]) -> float:
-        """Largest difference between our logprobs and those of the model's own forward pass, nats.
-
-        Raises:
-            ModelError: they differ by more than rounding: the model scales its logits, say, or hides a mask.
-        """
-        worst = 0.0
-        for tokens, ours in zip(sequences, self.sequence_logprobs(sequences), strict=True):
-            ids = torch.from_numpy(tokens.astype(np.int64)).to(self._device)
-            with torch.inference_mode():
-                logits_TV = self._model(input_ids=ids[None], use_cache=False).logits[0, :-1]
-                theirs_T = logits_TV.float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-            worst = max(worst, float(np.abs(theirs_T.cpu().numpy() - ours).max()))
-        if not worst <= MAX_SELF_CHECK_NATS:
-            raise ModelError(
-                f"packed logprobs must equal the model's own within {MAX_SELF_CHECK_NATS} nats, they differ by "
-                f"{worst:.3g}: this architecture is not supported"
-            )
-        return worst
+        return sequence_logprobs(self.policy, sequences, self._device)
 
     def save_model(self, folder: Path) -> None:
         """Write weights, configuration and generation configuration in HF format."""
-        # Own storage for each tensor: views of one buffer would look like tied weights.
-        state = {name: parameter.detach().clone() for name, parameter in self._model.named_parameters()}
-        self._model.save_pretrained(folder, state_dict=state)
+        self.policy.save_model(folder)
 
 
 def _adamw(master_N: nn.Parameter, config: Optimizer) -> torch.optim.AdamW:
@@ -188,7 +124,3 @@ def _adamw(master_N: nn.Parameter, config: Optimizer) -> torch.optim.AdamW:
         weight_decay=config.weight_decay,
         fused=True,
     )
-
-
-def _as_sample(tokens: Int32s) -> TrainSample:
-    return TrainSample(0, tokens, np.zeros(tokens.size, np.float32), [], 0.0, 0.0)

@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.wire import Span, TrainGroup, TrainSample
 from learner.attention import ATTENTION_NAME
+from learner.policy import Policy
 
 VOCABULARY = 97
 
@@ -19,6 +20,11 @@ def tiny_llama(*, seed=0, dtype=torch.float32, tied=True, attention=ATTENTION_NA
         attn_implementation=attention, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     return LlamaForCausalLM(config).to(dtype)
+
+
+def tiny_policy(*, chunk_tokens=256, **model):
+    """The policy of `tiny_llama(**model)`."""
+    return Policy(tiny_llama(**model), chunk_tokens)
 
 
 def random_group(rng, group_id=0, prompt=None, lengths=(5, 1, 9), version=0, max_staleness=2):

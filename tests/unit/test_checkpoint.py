@@ -10,7 +10,7 @@ from configs import Config
 from engine.core.errors import RunError
 from learner.backends.torch import TorchBackend
 from learner.checkpoint import checkpoints, save_checkpoint
-from tests.support.learner_inputs import tiny_llama
+from tests.support.learner_inputs import tiny_policy
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def write_text(text):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_plain_transformers_loads_what_the_backend_saved(tmp_path, tied):
-    backend = TorchBackend(tiny_llama(dtype=torch.bfloat16, tied=tied), Config())
+    backend = TorchBackend(tiny_policy(dtype=torch.bfloat16, tied=tied), Config())
     folder = save_checkpoint(tmp_path, 3, 1, backend.save_model)
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation="eager")
     ours = dict(backend.weights())
@@ -53,7 +53,7 @@ def test_a_second_save_of_a_version_replaces_the_first(tmp_path):
 
 
 def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path, file_size_limit):
-    backend = TorchBackend(tiny_llama(), Config())
+    backend = TorchBackend(tiny_policy(), Config())
     older = save_checkpoint(tmp_path, 1, 1, backend.save_model)
     content = (older / "model.safetensors").read_bytes()
     file_size_limit(8192)

@@ -10,7 +10,7 @@ from configs import Config
 from configs.training import Learner, Loss
 from learner.backends.torch import TorchBackend
 from learner.losses import TokenSums, policy_loss
-from tests.support.learner_inputs import random_group, tiny_llama
+from tests.support.learner_inputs import random_group, tiny_policy
 
 CONFIG = Loss()
 
@@ -103,8 +103,8 @@ def test_sums_of_parts_are_the_sum_of_the_whole():
 
 def gradient(micro_batch_tokens, parts, chunk_tokens=256):
     groups = [random_group(np.random.default_rng(n), n, lengths=(3, 7, n + 1)) for n in range(8)]
-    config = Config(learner=Learner(micro_batch_tokens=micro_batch_tokens, logprob_chunk_tokens=chunk_tokens))
-    backend = TorchBackend(tiny_llama(), config)
+    config = Config(learner=Learner(micro_batch_tokens=micro_batch_tokens))
+    backend = TorchBackend(tiny_policy(chunk_tokens=chunk_tokens), config)
     sums = sum((backend.accumulate(part)[0] for part in (groups[i::parts] for i in range(parts))), TokenSums())
     return backend._grads_N / sums.tokens
 

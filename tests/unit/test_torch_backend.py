@@ -1,19 +1,18 @@
-"""The torch backend: the optimizer's arithmetic, skipped steps, and the check of its own forward pass."""
+"""The torch backend: the optimizer's arithmetic and skipped steps."""
 
 import numpy as np
 import pytest
 import torch
 
 from configs import Config
-from configs.model_folder import ModelError
 from configs.training import Optimizer
 from engine.wire import TrainSample
 from learner.backends.torch import TorchBackend
-from tests.support.learner_inputs import random_group, tiny_llama
+from tests.support.learner_inputs import random_group, tiny_policy
 
 
-def backend_of(model, **optimizer):
-    return TorchBackend(model, Config(optimizer=Optimizer(**optimizer)))
+def backend_of(policy, **optimizer):
+    return TorchBackend(policy, Config(optimizer=Optimizer(**optimizer)))
 
 
 def weights(backend):
@@ -28,8 +27,8 @@ def poisoned(group):
 
 
 def test_a_step_is_that_of_plain_adamw_on_the_clipped_token_mean_gradient():
-    backend = backend_of(tiny_llama(), lr=1e-2, max_grad_norm=0.5, weight_decay=0.1)
-    reference = {name: tensor.detach().clone().requires_grad_() for name, tensor in backend._model.named_parameters()}
+    backend = backend_of(tiny_policy(), lr=1e-2, max_grad_norm=0.5, weight_decay=0.1)
+    reference = {name: tensor.detach().clone().requires_grad_() for name, tensor in backend.policy.named_parameters()}
     plain = torch.optim.AdamW(reference.values(), lr=1e-2, weight_decay=0.1, foreach=False)
     for step in range(3):
         sums, _ = backend.accumulate([random_group(np.random.default_rng(step))])
@@ -41,12 +40,12 @@ def test_a_step_is_that_of_plain_adamw_on_the_clipped_token_mean_gradient():
         plain.step()
         report = backend.optimizer_step(sums.tokens)
         assert report.grad_norm == pytest.approx(norm.item(), rel=1e-4)
-    for name, tensor in backend._model.named_parameters():
+    for name, tensor in backend.policy.named_parameters():
         torch.testing.assert_close(tensor, reference[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_updates_below_bfloat16_add_up_in_the_master_copy():
-    backend = backend_of(tiny_llama(dtype=torch.bfloat16), lr=1e-5)
+    backend = backend_of(tiny_policy(dtype=torch.bfloat16), lr=1e-5)
     before = weights(backend)["model.norm.weight"]
     changed_after = []
     for step in range(200):
@@ -60,7 +59,7 @@ def test_updates_below_bfloat16_add_up_in_the_master_copy():
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight_and_is_forgotten():
-    backend = backend_of(tiny_llama(), lr=1e-2)
+    backend = backend_of(tiny_policy(), lr=1e-2)
     before = weights(backend)
     sums, _ = backend.accumulate([poisoned(random_group(np.random.default_rng(0)))])
     assert backend.optimizer_step(sums.tokens).is_skipped
@@ -73,7 +72,7 @@ def test_a_gradient_that_is_not_finite_changes_no_weight_and_is_forgotten():
 
 
 def test_warm_up_raises_the_learning_rate_linearly():
-    backend = backend_of(tiny_llama(), lr=1.0, warmup_steps=4)
+    backend = backend_of(tiny_policy(), lr=1.0, warmup_steps=4)
     rates = []
     for _ in range(6):
         backend._grads_N.fill_(1e-3)
@@ -81,31 +80,10 @@ def test_warm_up_raises_the_learning_rate_linearly():
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
-def test_logprobs_of_fixed_sequences_are_the_models_own():
-    model = tiny_llama()
-    sequences = [np.array([5, 9, 3, 7], dtype=np.int32), np.array([5, 9, 8], dtype=np.int32)]
-    backend = backend_of(model)
-    assert backend.check_forward(sequences) < 1e-4
-    assert [values.size for values in backend.sequence_logprobs(sequences)] == [3, 2]
-
-
-def test_a_model_that_scales_its_logits_is_refused():
-    class Scaled(type(tiny_llama())):
-        def forward(self, *args, **kwargs):
-            output = super().forward(*args, **kwargs)
-            output.logits = output.logits * 0.25
-            return output
-
-    model = tiny_llama()
-    model.__class__ = Scaled
-    with pytest.raises(ModelError, match="architecture is not supported"):
-        backend_of(model).check_forward([np.array([5, 9, 3, 7], dtype=np.int32)])
-
-
 def test_groups_without_samples_add_nothing_to_a_gradient():
     rng = np.random.default_rng(0)
     empty, full = random_group(rng, 0, lengths=()), random_group(rng, 1)
-    beside, alone = backend_of(tiny_llama()), backend_of(tiny_llama())
+    beside, alone = backend_of(tiny_policy()), backend_of(tiny_policy())
     assert beside.accumulate([empty, full, empty]) == alone.accumulate([full])
     assert torch.equal(beside._grads_N, alone._grads_N)
     assert beside.accumulate([empty])[0].tokens == 0

@@ -1,0 +1,197 @@
+"""The policy as one module: the whole forward pass of a causal language model, from packed tokens to logprobs.
+
+Invariants:
+- Every parameter is used inside the `forward` of the module that owns it, so an engine that wraps modules (sharded
+  parameters gathered call by call, recomputed activations, adapters) sees every use. The head is therefore a module of
+  its own here; where it is tied it shares the input embedding's parameter.
+- Weights go out under the names that transformers gives them.
+- It computes what transformers computes: `check_forward` compares with the model's own forward pass.
+
+Backends build it with `load_policy`, wrap it as they like and call the wrapper.
+
+Shapes: T packed tokens, D hidden size, V vocabulary, R response tokens.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from configs.lora import Lora
+from configs.model_folder import ModelError, check_model, is_hub_name
+from engine.wire import Float32s, Int32s, TrainSample
+from learner.attention import ATTENTION_NAME
+from learner.logprobs import chunked_logprobs
+from learner.lora import Adapters, base_name
+from learner.packing import MicroBatch, Segment, pack
+
+MAX_SELF_CHECK_NATS = 0.05
+"""The same bfloat16 arithmetic in another order differs by 2e-5 (SmolLM2-135M); a scaled or capped head by nats."""
+
+
+class LogprobHead(nn.Module):
+    """The output embedding: hidden states to logprobs and entropies, chunk by chunk."""
+
+    def __init__(self, weight_VD: nn.Parameter, chunk_tokens: int) -> None:
+        super().__init__()
+        self.weight = weight_VD
+        self._chunk_tokens = chunk_tokens
+
+    def forward(self, hidden_RD: Tensor, targets_R: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """float32 logprobs [R] of `targets_R` and entropies [R], nats."""
+        return chunked_logprobs(hidden_RD, self.weight, targets_R, temperature, self._chunk_tokens)
+
+
+class Policy(nn.Module):
+    """Trunk and head of one causal language model."""
+
+    def __init__(self, model: PreTrainedModel, chunk_tokens: int, lora: Lora | None = None) -> None:
+        """Take over `model`, which must attend by `learner.attention`.
+
+        Args:
+            model: Its parameters become this module's, the same objects.
+            chunk_tokens: Rows of logits that exist at once.
+            lora: With a rank above 0: the model gets adapters, and only they train.
+
+        Raises:
+            ModelError: the head is not a linear layer without bias.
+        """
+        super().__init__()
+        head = model.get_output_embeddings()
+        if not isinstance(head, nn.Linear) or head.bias is not None:
+            raise ModelError("the model's head must be a linear layer without bias")
+        self._adapters = Adapters(model, lora) if lora and lora.rank else None
+        # Kept in a tuple, out of the module tree: its own head would be a module whose forward nobody calls.
+        self._whole = (model,)
+        self.trunk = cast("nn.Module", model.base_model)
+        self.head = LogprobHead(cast("nn.Parameter", head.weight), chunk_tokens)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model whose parameters these are."""
+        return self._whole[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.head.weight.device
+
+    def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Logprobs of the batch's targets and the entropies there.
+
+        Args:
+            batch: One packed row, on the parameters' device.
+            temperature: Logits are divided by it.
+
+        Returns:
+            float32 logprobs [R] and entropies [R], nats.
+        """
+        output = self.trunk(
+            input_ids=batch.input_ids_T[None],
+            position_ids=batch.position_ids_T[None],
+            use_cache=False,
+            layout=batch.layout,
+        )
+        hidden_RD = output.last_hidden_state[0].index_select(0, batch.predictors_R)
+        return self.head(hidden_RD, batch.targets_R, temperature)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under its HF name as it is now, adapters merged; a tied head too, as the same tensor."""
+        if self._adapters:
+            yield from self._adapters.weights()
+            return
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            yield name, parameter.detach()
+
+    def save_model(self, folder: Path, weights: Iterable[tuple[str, Tensor]] | None = None) -> None:
+        """Write weights, configuration and generation configuration in HF format, adapters merged and once more alone.
+
+        Args:
+            folder: Where to.
+            weights: All of them under their HF names, for a backend that has gathered them; default: `weights()`.
+        """
+        unique = {base_name(name) for name, _ in self.model.named_parameters()}
+        # Own storage for each tensor: views of one buffer would look like tied weights.
+        state = {
+            name: tensor.clone() for name, tensor in (self.weights() if weights is None else weights) if name in unique
+        }
+        self.model.save_pretrained(folder, state_dict=state)
+        if self._adapters:
+            self._adapters.save(folder)
+
+    def check_forward(self, sequences: Sequence[Int32s]) -> float:
+        """Largest difference between our logprobs and those of the model's own forward pass, nats.
+
+        Called before an engine shards the parameters: the model's own head is outside of the module tree.
+
+        Args:
+            sequences: int32 token ids [T], at least two each.
+
+        Raises:
+            ModelError: they differ by more than rounding: the model scales its logits, say, or hides a mask.
+        """
+        worst = 0.0
+        for tokens, ours in zip(sequences, sequence_logprobs(self, sequences, self.device), strict=True):
+            ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
+            with torch.inference_mode():
+                logits_TV = self.model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+                theirs_T = logits_TV.float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+            worst = max(worst, float(np.abs(theirs_T.cpu().numpy() - ours).max()))
+        if not worst <= MAX_SELF_CHECK_NATS:
+            raise ModelError(
+                f"packed logprobs must equal the model's own within {MAX_SELF_CHECK_NATS} nats, they differ by "
+                f"{worst:.3g}: this architecture is not supported"
+            )
+        return worst
+
+
+def load_policy(path: str, chunk_tokens: int, dtype: torch.dtype = torch.bfloat16, lora: Lora | None = None) -> Policy:
+    """The causal language model at `path` (a folder, or a hub name), with packed attention, on the CPU.
+
+    Args:
+        path: As in `model.path`.
+        chunk_tokens: Rows of logits that exist at once.
+        dtype: Of the weights.
+        lora: Adapters to train instead of the weights.
+
+    Raises:
+        ModelError: none there, or not a causal language model that this learner can train.
+    """
+    check_model(path)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=not is_hub_name(path)
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as exc:
+        raise ModelError(f"model.path {path} must hold a causal language model: {exc}") from exc
+    return Policy(cast("PreTrainedModel", model), chunk_tokens, lora)
+
+
+def sequence_logprobs(
+    policy: Callable[[MicroBatch, float], tuple[Tensor, Tensor]],
+    sequences: Sequence[Int32s],
+    device: torch.device,
+) -> list[Float32s]:
+    """Logprob of token t + 1 given tokens 0..t at temperature 1, for each sequence.
+
+    Args:
+        policy: A `Policy`, or whatever wraps one.
+        sequences: int32 token ids [T], at least two each.
+        device: Where the policy computes.
+
+    Returns:
+        [T - 1] nats for each sequence.
+    """
+    segments = [Segment(tokens[:1], [_as_sample(tokens[1:])]) for tokens in sequences]
+    with torch.inference_mode():
+        logprobs_R, _ = policy(pack(segments, device), 1.0)
+    ends = np.cumsum([tokens.size - 1 for tokens in sequences])
+    return [part.copy() for part in np.split(logprobs_R.cpu().numpy(), ends[:-1])]
+
+
+def _as_sample(tokens: Int32s) -> TrainSample:
+    return TrainSample(0, tokens, np.zeros(tokens.size, np.float32), [], 0.0, 0.0)
