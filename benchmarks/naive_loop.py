@@ -19,7 +19,6 @@ from pathlib import Path
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine core in this process: nothing to ship
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 from vllm import LLM, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
@@ -30,6 +29,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from benchmarks.plain_learner import PlainLearner, Sample
 from configs.inputs import Data
 from engine.datasets import PromptRow, load_prompts
 from workers.graders.numeric import grade
@@ -37,18 +37,6 @@ from workers.graders.numeric import grade
 ROUND, N_MAX, K_POS, K_NEG, MAX_TOKENS = 8, 32, 2, 2, 24
 PROMPTS_PER_STEP, MICRO_BATCH = 16, 12
 set_num_threads = torch.set_num_threads
-CLIP_LOW, CLIP_HIGH, MAX_GRAD_NORM = 0.2, 0.28, 1.0
-
-
-@dataclass
-class Sample:
-    """One response and its reward."""
-
-    prompt_ids: list[int]
-    token_ids: list[int]
-    logprobs: list[float]
-    reward: float
-    advantage: float = 0.0
 
 
 @dataclass
@@ -132,59 +120,6 @@ def keep(pool: list[Sample], rng: random.Random) -> list[Sample]:
     return kept
 
 
-class Learner:
-    """bf16 weights, an fp32 master in AdamW, padded micro-batches."""
-
-    def __init__(self, path: str, lr: float) -> None:
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).train()
-        self.masters = [weight.detach().float() for weight in self.model.parameters()]
-        self.optimizer = torch.optim.AdamW(self.masters, lr=lr, weight_decay=0.0)
-
-    def step(self, samples: list[Sample]) -> float:
-        """One optimizer step, PPO-clip, mean over the step's response tokens; returns the loss."""
-        samples = sorted(samples, key=lambda sample: len(sample.prompt_ids) + len(sample.token_ids))
-        num_tokens = sum(len(sample.token_ids) for sample in samples)
-        total = 0.0
-        for start in range(0, len(samples), MICRO_BATCH):
-            loss = self._loss_sum(samples[start : start + MICRO_BATCH]) / num_tokens
-            loss.backward()
-            total += float(loss)
-        weights = list(self.model.parameters())
-        for master, weight in zip(self.masters, weights, strict=True):
-            master.grad = weight.grad.float()
-            weight.grad = None
-        torch.nn.utils.clip_grad_norm_(self.masters, MAX_GRAD_NORM)
-        self.optimizer.step()
-        with torch.no_grad():
-            for master, weight in zip(self.masters, weights, strict=True):
-                weight.copy_(master)
-        return total
-
-    def _loss_sum(self, samples: list[Sample]) -> torch.Tensor:
-        rows = [sample.prompt_ids + sample.token_ids for sample in samples]
-        length = max(len(row) for row in rows)
-        ids = torch.zeros(len(rows), length, dtype=torch.long)
-        mask, response = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
-        behaviour = torch.zeros(len(rows), length)
-        for i, (row, sample) in enumerate(zip(rows, samples, strict=True)):
-            ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
-            response[i, len(sample.prompt_ids) : len(row)] = True
-            behaviour[i, len(sample.prompt_ids) : len(row)] = torch.tensor(sample.logprobs)
-        logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
-        logprobs = torch.log_softmax(logits, dim=-1).gather(2, ids[:, 1:, None]).squeeze(2)
-        advantages = torch.tensor([sample.advantage for sample in samples])[:, None]
-        ratio = (logprobs - behaviour[:, 1:]).clamp(-20, 20).exp()
-        objective = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH) * advantages)
-        return -(objective * response[:, 1:]).sum()
-
-    def tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Every weight by name; a tied head by its own name too, or vLLM would keep its old one."""
-        named = list(self.model.named_parameters())
-        if self.model.config.tie_word_embeddings:
-            named.append(("lm_head.weight", self.model.get_output_embeddings().weight))
-        return [(name, weight.detach()) for name, weight in named]
-
-
 def load_into(llm: LLM, tensors: list[tuple[str, torch.Tensor]]) -> None:
     """Replace the weights that `llm` samples from."""
     llm.start_weight_update()
@@ -234,7 +169,7 @@ def main() -> int:
     )  # fmt: skip
     # vLLM lowers torch's threads to one while it starts, replaces the function that sets them, and so stays at one.
     set_num_threads(len(os.sched_getaffinity(0)))
-    learner = Learner(options.model, options.lr)
+    learner = PlainLearner(options.model, options.lr, micro_batch=MICRO_BATCH)
     prompts, rng = encode(llm, train), random.Random(options.seed)
     order: list[int] = []
     with options.out.open("w", encoding="utf-8") as out:
@@ -254,7 +189,7 @@ def main() -> int:
             pools = sample_pools(llm, [prompts[i] for i in chosen], [train[i] for i in chosen])
             generated = time.perf_counter()
             groups = [kept for pool in pools if (kept := keep(pool, rng))]
-            loss = learner.step([sample for kept in groups for sample in kept]) if groups else 0.0
+            loss = learner.step([sample for kept in groups for sample in kept])[0] if groups else 0.0
             learned = time.perf_counter()
             load_into(llm, learner.tensors())
             ended = time.perf_counter()

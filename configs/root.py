@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from configs.base import Section
 from configs.inputs import Data, Evaluation, Model, Verifier
+from configs.lora import Lora
 from configs.loss import Loss
 from configs.processes import Cores, Server, Simulated, Worker
 from configs.sampling import Reward, Sampling, Staleness
@@ -63,6 +64,8 @@ class Config(Section):
     """Optimizer steps."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """AdamW."""
+    lora: Lora = Field(default_factory=Lora)
+    """Low-rank adapters instead of all weights."""
     loss: Loss = Field(default_factory=Loss)
     """Objective, clips, aggregation."""
     weights: Weights = Field(default_factory=Weights)
@@ -86,6 +89,14 @@ class Config(Section):
         """Strategies of the run in the order in which they take force; the first one is that of version 0."""
         staged = [stage.strategy for stage in self.schedule if stage.strategy is not None]
         return staged if self.strategy.name == "staged" else [self.strategy, *staged]
+
+    @model_validator(mode="after")
+    def _adapters_can_be_trained(self) -> Self:
+        if self.lora.rank and self.learner.kind != "torch":
+            raise ValueError(f"lora.rank must be 0 with learner.kind = {self.learner.kind}, got {self.lora.rank}")
+        if self.lora.rank and self.learner.backend != "torch":
+            raise ValueError(f"lora.rank must be 0 with learner.backend = {self.learner.backend}, got {self.lora.rank}")
+        return self
 
     @model_validator(mode="after")
     def _stages_cover_the_run(self) -> Self:

@@ -4,13 +4,15 @@ Invariants: a token sees what its `AttentionLayout` says and nothing else; witho
 sequence. transformers 5.19 packs for flash-attention kernels only, and a block-diagonal mask over the whole row would
 cost the row's length squared, so segments are gathered into blocks and attended there. Plain matrix products with a
 float32 softmax are faster than the fused CPU kernel at these lengths (3.8 against 4.5 s for a forward and backward pass
-of 8 segments of 128 tokens through 135M weights on one core): its backward pass is slow.
+of 8 segments of 128 tokens through 135M weights on one core): its backward pass is slow. Blocks without a mask (all of
+them on CUDA where nothing is shared, long ones everywhere) go to torch's fused causal attention: flash on CUDA.
 
 Shapes: N batch of one row, H query heads, K key heads, T tokens, D head size, G segments, L padded length.
 """
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
 from learner.packing import AttentionBlock, AttentionLayout
@@ -55,6 +57,16 @@ def _attend(block: AttentionBlock, query_THD: Tensor, key_TKD: Tensor, value_TKD
     rows = block.rows_GL.reshape(-1)
     heads, size = query_THD.shape[1:]
     key_heads = key_TKD.shape[1]
+    if block.mask_GLL is None:
+        # Padding stands behind the tokens of its segment, so no token sees it.
+        parts = (
+            part.index_select(0, rows).unflatten(0, (segments, length)) for part in (query_THD, key_TKD, value_TKD)
+        )
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        output = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=heads != key_heads
+        )
+        return output.transpose(1, 2).reshape(segments * length, heads, size)
     sharing = heads // key_heads
     # Query heads that share a key head are stacked along the token axis, so keys are not repeated.
     query = query_THD.index_select(0, rows).view(segments, length, key_heads, sharing, size).permute(0, 2, 3, 1, 4)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from configs.root import Config
+from configs.training import Learner
 from engine.wire import Float32s, TrainGroup
 from learner.objectives import TokenBatch, TokenSums, objective_loss, token_batch
 from learner.packing import MAX_SHARED_TOKENS, MicroBatch, Segment, fill_micro_batches, pack, split_groups
@@ -63,9 +64,11 @@ class Gradient:
         return Gradient(self.sums + other.sums, self.packed_tokens + other.packed_tokens, groups)
 
 
-def micro_batches(groups: Sequence[TrainGroup], max_tokens: int) -> list[list[Segment]]:
-    """Segments of `groups` in lists of at most `max_tokens` tokens (`learner.micro_batch_tokens`), longest first."""
-    return fill_micro_batches(split_groups(groups, min(MAX_SHARED_TOKENS, max_tokens)), max_tokens)
+def micro_batches(groups: Sequence[TrainGroup], learner: Learner) -> list[list[Segment]]:
+    """Segments of `groups` in lists of at most `learner.micro_batch_tokens` tokens, longest first."""
+    max_tokens = learner.micro_batch_tokens
+    segments = split_groups(groups, min(MAX_SHARED_TOKENS, max_tokens), share_prefixes=learner.share_prefixes)
+    return fill_micro_batches(segments, max_tokens)
 
 
 class MicroBatchLoss:
@@ -106,7 +109,7 @@ class MicroBatchLoss:
             The sum of the token losses, to differentiate, and what to report.
         """
         temperature = self._config.sampling.temperature
-        batch = pack(segments, self._device)
+        batch = pack(segments, self._device, share_prefixes=self._config.learner.share_prefixes)
         logprobs_R, entropy_R = self._policy(batch, temperature)
         reference_R = None
         if self._reference is not None:
@@ -121,7 +124,7 @@ class MicroBatchLoss:
 
     def response_logprobs(self, segments: Sequence[Segment]) -> dict[SampleKey, Float32s]:
         """Logprobs of every response at the sampling temperature, nats, without a gradient."""
-        batch = pack(segments, self._device)
+        batch = pack(segments, self._device, share_prefixes=self._config.learner.share_prefixes)
         with torch.no_grad():
             logprobs_R, _ = self._policy(batch, self._config.sampling.temperature)
         parts = torch.split(logprobs_R.cpu(), batch.lengths_S.tolist())

@@ -1,7 +1,8 @@
 """Logprobs and entropies of response tokens from hidden states, without the logits of the whole batch.
 
 Invariants: at most `chunk_tokens` rows of logits exist at once, forward and backward; the backward pass computes them
-again. All reductions over the vocabulary are float32, in blocks that stay in the cache.
+again, unless one chunk holds all: that one is kept. All reductions over the vocabulary are float32, in blocks that stay
+in the cache.
 
 log p(t) = z_t - log Σ exp z,  H = log Σ exp z - Σ p z,  z = logits / temperature;
 ∂log p(t)/∂z_v = [v = t] - p_v,  ∂H/∂z_v = -p_v (log p_v + H).
@@ -31,11 +32,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs_R = torch.empty(len(targets_R), dtype=torch.float32, device=hidden_RD.device)
         entropy_R = torch.empty_like(logprobs_R)
         log_sums_R = torch.empty_like(logprobs_R)
+        logits_CV = hidden_RD.new_empty(0, len(weight_VD))
         for start in range(0, len(targets_R), chunk_tokens):
             logits_CV = hidden_RD[start : start + chunk_tokens] @ weight_VD.T
             for first in range(0, len(logits_CV), CACHE_ROWS):
                 rows = slice(start + first, start + min(first + CACHE_ROWS, len(logits_CV)))
-                logits = logits_CV[first : first + CACHE_ROWS].float().div_(temperature)
+                logits = logits_CV[first : first + CACHE_ROWS].float()
+                if temperature != 1.0:
+                    logits = logits / temperature  # not in place: float32 logits may be kept
                 top = logits.amax(-1, keepdim=True)
                 chosen = logits.gather(1, targets_R[rows, None])[:, 0]
                 exps = (logits - top).exp_()
@@ -47,10 +51,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 entropy_R[rows] = log_sums - mean_logit
         ctx.save_for_backward(hidden_RD, weight_VD, targets_R, log_sums_R, entropy_R)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        # Not saved as a tensor of the graph: the backward pass turns it into its own gradient in place.
+        ctx.kept_CV = logits_CV if len(targets_R) <= chunk_tokens else None
         return logprobs_R, entropy_R
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:  # noqa: ANN401
         hidden_RD, weight_VD, targets_R, log_sums_R, entropy_R = ctx.saved_tensors
         grad_logprobs_R, grad_entropy_R = gradients
         grad_hidden_RD = torch.empty_like(hidden_RD)
@@ -58,20 +64,29 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_weight_VD: Tensor | None = None
         for start in range(0, len(targets_R), ctx.chunk_tokens):
             hidden_CD = hidden_RD[start : start + ctx.chunk_tokens]
-            logits_CV = hidden_CD @ weight_VD.T
+            logits_CV = hidden_CD @ weight_VD.T if ctx.kept_CV is None else ctx.kept_CV
+            ctx.kept_CV = None
             for first in range(0, len(logits_CV), CACHE_ROWS):
                 rows = slice(start + first, start + min(first + CACHE_ROWS, len(logits_CV)))
-                logprobs = logits_CV[first : first + CACHE_ROWS].float().div_(ctx.temperature)
-                logprobs -= log_sums_R[rows, None]
+                logits = logits_CV[first : first + CACHE_ROWS].float()
+                if ctx.temperature != 1.0:
+                    logits.div_(ctx.temperature)
                 grad_logprob, grad_entropy = grad_logprobs_R[rows, None], grad_entropy_R[rows, None]
-                grad_logits = logprobs.exp()
-                logprobs.add_(entropy_R[rows, None]).mul_(grad_entropy).add_(grad_logprob)
-                grad_logits.mul_(logprobs).neg_()
+                grad_logits = (logits - log_sums_R[rows, None]).exp_()
+                # -p (g_logprob + g_entropy (z - log_sum + H)) is p times a line in z: few passes over [rows, V].
+                offset = grad_logprob + grad_entropy * (entropy_R[rows, None] - log_sums_R[rows, None])
+                grad_logits.mul_(logits.mul_(-grad_entropy).sub_(offset))
                 grad_logits.scatter_add_(1, targets_R[rows, None], grad_logprob)
-                logits_CV[first : first + CACHE_ROWS] = grad_logits.div_(ctx.temperature)
+                if ctx.temperature != 1.0:
+                    grad_logits.div_(ctx.temperature)
+                logits_CV[first : first + CACHE_ROWS] = grad_logits
             grad_hidden_RD[start : start + ctx.chunk_tokens] = logits_CV @ weight_VD
+            if not ctx.needs_input_grad[1]:
+                continue
             part = logits_CV.T @ hidden_CD
             grad_weight_VD = part if grad_weight_VD is None else grad_weight_VD.float().add_(part)
+        if not ctx.needs_input_grad[1]:
+            return grad_hidden_RD, None, None, None, None
         if grad_weight_VD is None:
             grad_weight_VD = torch.zeros_like(weight_VD)
         return grad_hidden_RD, grad_weight_VD.to(weight_VD.dtype), None, None, None

@@ -51,8 +51,9 @@ class AttentionBlock:
 
     rows_GL: Tensor
     """int64: place in the packed row of each token; padding is the segment's first token."""
-    mask_GLL: Tensor
-    """float32: 0 where the query (second axis) sees the key (third axis), -inf elsewhere."""
+    mask_GLL: Tensor | None
+    """float32: 0 where the query (second axis) sees the key (third axis), -inf elsewhere. None: every token sees those
+    before it, for a fused kernel (see `is_fused`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,19 @@ class MicroBatch:
         return self.targets_R.numel()
 
 
-def split_groups(groups: Iterable[TrainGroup], max_shared_tokens: int = MAX_SHARED_TOKENS) -> list[Segment]:
-    """Segments of `groups`, each of at most `max_shared_tokens` unless a single response needs more."""
+def split_groups(
+    groups: Iterable[TrainGroup], max_shared_tokens: int = MAX_SHARED_TOKENS, *, share_prefixes: bool = True
+) -> list[Segment]:
+    """Segments of `groups`, each of at most `max_shared_tokens` unless a single response needs more.
+
+    Args:
+        groups: What is trained on.
+        max_shared_tokens: Longest segment of several responses.
+        share_prefixes: False gives every response a segment of its own.
+
+    Raises:
+        ValueError: a group has an empty prompt.
+    """
     segments: list[Segment] = []
     for group in groups:
         # A vacant place of a step has neither prompt nor samples.
@@ -108,7 +120,8 @@ def split_groups(groups: Iterable[TrainGroup], max_shared_tokens: int = MAX_SHAR
         for sample in group.samples:
             if not sample.token_ids.size:
                 continue
-            if segment.samples and segment.num_tokens + sample.token_ids.size > max_shared_tokens:
+            is_full = segment.num_tokens + sample.token_ids.size > max_shared_tokens
+            if segment.samples and (is_full or not share_prefixes):
                 segments.append(segment)
                 segment = Segment(group.prompt_token_ids, [], group.train_version, group.group_id)
             segment.samples.append(sample)
@@ -130,14 +143,14 @@ def fill_micro_batches(segments: Iterable[Segment], max_tokens: int) -> list[lis
     return batches
 
 
-def pack(segments: Sequence[Segment], device: torch.device | str = "cpu") -> MicroBatch:
-    """One packed row of `segments`.
+def pack(segments: Sequence[Segment], device: torch.device | str = "cpu", *, share_prefixes: bool = True) -> MicroBatch:
+    """One packed row of `segments`; without `share_prefixes` what all prompts begin with stands there every time.
 
     Example:
         Prompt [7, 8] with responses [1, 2] and [3] gives tokens 7 8 1 2 3, positions 0 1 2 3 2,
         predictors 1 2 1, targets 1 2 3.
     """
-    shared = _shared_prefix([segment.prompt_token_ids for segment in segments])
+    shared = _shared_prefix([segment.prompt_token_ids for segment in segments]) if share_prefixes else 0
     tokens: list[Int32s] = [segments[0].prompt_token_ids[:shared]]
     positions: list[np.ndarray] = [np.arange(shared)]
     predictors: list[np.ndarray] = []
@@ -204,22 +217,45 @@ def _lay_out(owners: Sequence[np.ndarray], shared: int, device: torch.device | s
     for members in _similar([owner.size for owner in owners]):
         longest = max(owners[member].size for member in members)
         rows = np.empty((len(members), longest), dtype=np.int64)
-        sees = np.zeros((len(members), longest, longest), dtype=bool)
         for line, member in enumerate(members):
             owner, start = owners[member], starts[member]
             own = np.concatenate([np.arange(shared), np.arange(start, start + owner.size - shared)])
             # Padding has weight 0, but 0 times another segment's NaN would be NaN.
             rows[line] = own[0]
             rows[line, : owner.size] = own
-            visible = (owner[None, :] == 0) | (owner[None, :] == owner[:, None])
-            sees[line, : owner.size, : owner.size] = np.tril(visible)
-            sees[line, owner.size :, 0] = True  # a row that sees nothing would be NaN
             # Every segment computes the same output for the shared tokens; the last one's is taken.
             places[own] = offset + line * longest + np.arange(owner.size)
         offset += rows.size
-        mask = np.where(sees, np.float32(0.0), np.float32(-np.inf))
-        blocks.append(AttentionBlock(torch.from_numpy(rows).to(device), torch.from_numpy(mask).to(device)))
+        mask = _mask([owners[member] for member in members], longest, device)
+        blocks.append(AttentionBlock(torch.from_numpy(rows).to(device), mask))
     return AttentionLayout(blocks, torch.from_numpy(places).to(device))
+
+
+def is_fused(owners: Sequence[np.ndarray], device: torch.device | str) -> bool:
+    """Whether torch's fused attention takes a block: its segments hold one response each, so causality says it all.
+
+    On CUDA that is flash attention, faster at any length. On CPUs its backward pass is slow, so plain products are used
+    up to MAX_SHARED_TOKENS: their memory grows with the length squared (0.4 GB there for 30 layers of 9 heads).
+
+    Args:
+        owners: Of each segment, as in `_lay_out`.
+        device: Where attention is computed.
+    """
+    if any(owner.max() > 1 for owner in owners):
+        return False
+    return torch.device(device).type == "cuda" or max(owner.size for owner in owners) > MAX_SHARED_TOKENS
+
+
+def _mask(owners: Sequence[np.ndarray], longest: int, device: torch.device | str) -> Tensor | None:
+    """`mask_GLL` of segments with these owners."""
+    if is_fused(owners, device):
+        return None
+    mask = np.full((len(owners), longest, longest), -np.inf, dtype=np.float32)
+    for line, owner in enumerate(owners):
+        visible = (owner[None, :] == 0) | (owner[None, :] == owner[:, None])
+        mask[line, : owner.size, : owner.size][np.tril(visible)] = 0.0
+        mask[line, owner.size :, 0] = 0.0  # a row that sees nothing would be NaN
+    return torch.from_numpy(mask).to(device)
 
 
 def _similar(lengths: Sequence[int]) -> list[list[int]]:

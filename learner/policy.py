@@ -24,12 +24,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import AttentionInterface
 
 from configs.load import ConfigError
+from configs.lora import Lora
 from configs.model_folder import ModelError, check_model, is_hub_name
 from configs.root import Config
 from configs.training import Learner
 from engine.wire import Float32s, Int32s, TrainSample
 from learner.attention import ATTENTION_NAME, packed_attention
 from learner.logprobs import chunked_logprobs
+from learner.lora import Adapters, base_name
 from learner.packing import MicroBatch, Segment, pack
 
 MAX_SELF_CHECK_NATS = 0.05
@@ -52,12 +54,13 @@ class LogprobHead(nn.Module):
 class Policy(nn.Module):
     """Trunk and head of one causal language model."""
 
-    def __init__(self, model: PreTrainedModel, chunk_tokens: int) -> None:
+    def __init__(self, model: PreTrainedModel, chunk_tokens: int, lora: Lora | None = None) -> None:
         """Take over `model`, which must attend by `learner.attention`.
 
         Args:
             model: Its parameters become this module's, the same objects.
             chunk_tokens: Rows of logits that exist at once.
+            lora: With a rank above 0: the model gets adapters, and only they train.
 
         Raises:
             ModelError: the head is not a linear layer without bias.
@@ -66,6 +69,7 @@ class Policy(nn.Module):
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise ModelError("the model's head must be a linear layer without bias")
+        self._adapters = Adapters(model, lora) if lora and lora.rank else None
         # Kept in a tuple, out of the module tree: its own head would be a module whose forward nobody calls.
         self._whole = (model,)
         self._vocabulary_size = head.weight.shape[0]
@@ -140,23 +144,28 @@ class Policy(nn.Module):
         self.zero_grad(set_to_none=True)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under its HF name as it is now; a tied head too, as the same tensor."""
+        """Every weight under its HF name as it is now, adapters merged; a tied head too, as the same tensor."""
+        if self._adapters:
+            yield from self._adapters.weights()
+            return
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             yield name, parameter.detach()
 
     def save_model(self, folder: Path, weights: Iterable[tuple[str, Tensor]] | None = None) -> None:
-        """Write weights, configuration and generation configuration in HF format.
+        """Write weights, configuration and generation configuration in HF format, adapters merged and once more alone.
 
         Args:
             folder: Where to.
             weights: All of them under their HF names, for a backend that has gathered them; default: `weights()`.
         """
-        unique = {name for name, _ in self.model.named_parameters()}
+        unique = {base_name(name) for name, _ in self.model.named_parameters()}
         # Own storage for each tensor: views of one buffer would look like tied weights.
         state = {
             name: tensor.clone() for name, tensor in (self.weights() if weights is None else weights) if name in unique
         }
         self.model.save_pretrained(folder, state_dict=state)
+        if self._adapters:
+            self._adapters.save(folder)
 
     def check_forward(self, sequences: Sequence[Int32s]) -> float:
         """Largest difference between our logprobs and those of the model's own forward pass, nats.
@@ -188,7 +197,7 @@ def load_policy(config: Config, dtype: torch.dtype = torch.bfloat16) -> Policy:
     """The causal language model at `model.path`, set up as `learner` says, on its device.
 
     Args:
-        config: `model.path` (a folder, or a hub name) and the section `learner`.
+        config: `model.path` (a folder, or a hub name) and the sections `learner` and `lora`.
         dtype: Of the weights.
 
     Raises:
@@ -197,7 +206,8 @@ def load_policy(config: Config, dtype: torch.dtype = torch.bfloat16) -> Policy:
     """
     learner = config.learner
     device = choose_device(learner)
-    policy = Policy(_load_model("model.path", config.model.path, dtype), learner.logprob_chunk_tokens).to(device)
+    model = _load_model("model.path", config.model.path, dtype)
+    policy = Policy(model, learner.logprob_chunk_tokens, config.lora).to(device)
     if learner.activation_checkpointing:
         policy.checkpoint_activations()
     if learner.compile:

@@ -173,8 +173,7 @@ class RankedBackend:
     def _share_out(self, groups: Sequence[TrainGroup]) -> tuple[list[list[TrainGroup]], int]:
         """Each rank's groups, and the passes of the rank that needs most."""
         shares = share_out(groups, self._num_ranks)
-        budget = self._config.learner.micro_batch_tokens
-        return shares, max(len(micro_batches(share, budget)) for share in shares)
+        return shares, max(len(micro_batches(share, self._config.learner)) for share in shares)
 
     def optimizer_step(self, normaliser: float) -> StepReport:
         """Divide the gradient by `normaliser`, clip it, step, and clear it."""

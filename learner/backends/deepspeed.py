@@ -91,7 +91,7 @@ class DeepSpeedBackend:
             What this rank added.
         """
         gradient = Gradient()
-        batches = micro_batches(groups, self._config.learner.micro_batch_tokens)
+        batches = micro_batches(groups, self._config.learner)
         for segments in batches:
             loss, part = self._loss(segments, proximal)
             self._engine.backward(loss)
@@ -110,7 +110,7 @@ class DeepSpeedBackend:
             num_passes: As for `accumulate`.
         """
         logprobs: dict[SampleKey, Float32s] = {}
-        batches = micro_batches(groups, self._config.learner.micro_batch_tokens)
+        batches = micro_batches(groups, self._config.learner)
         for segments in batches:
             logprobs |= self._loss.response_logprobs(segments)
         for _ in range(num_passes - len(batches)):

@@ -1,7 +1,7 @@
 """The plain torch backend: one process, bfloat16 passes, a float32 master copy in AdamW.
 
 Invariants:
-- Parameters are views of one flat buffer, so the optimizer, the norm and the copy to bfloat16 are single passes.
+- Parameters that train are views of one flat buffer, so optimizer, norm and the copy to bfloat16 are single passes.
 - Gradients are added up in float32: a bfloat16 sum over micro-batches loses whatever is under 1/256 of it.
 - A step with a gradient that is not finite changes nothing.
 
@@ -40,8 +40,8 @@ class TorchBackend:
         self._steps = 0
 
     def _flatten(self) -> None:
-        """Make every parameter a view of one buffer; add its gradients to float32 sums as they appear."""
-        parameters = list(self.policy.parameters())
+        """Make every parameter that trains a view of one buffer; add its gradients to float32 sums as they appear."""
+        parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         total = sum(parameter.numel() for parameter in parameters)
         dtype = parameters[0].dtype
         self._weights_N = torch.empty(total, dtype=dtype, device=self._device)
@@ -76,7 +76,7 @@ class TorchBackend:
     ) -> Gradient:
         """Add the gradient of `groups`; `proximal` = logprobs of the proximal policy, None = the policy as it is."""
         gradient = Gradient()
-        for segments in micro_batches(groups, self._config.learner.micro_batch_tokens):
+        for segments in micro_batches(groups, self._config.learner):
             loss, part = self._loss(segments, proximal)
             torch.autograd.backward(loss)
             gradient += part
@@ -85,7 +85,7 @@ class TorchBackend:
     def response_logprobs(self, groups: Sequence[TrainGroup]) -> dict[SampleKey, Float32s]:
         """Logprobs of every response token under the policy as it is, at the sampling temperature, nats."""
         logprobs: dict[SampleKey, Float32s] = {}
-        for segments in micro_batches(groups, self._config.learner.micro_batch_tokens):
+        for segments in micro_batches(groups, self._config.learner):
             logprobs |= self._loss.response_logprobs(segments)
         return logprobs
 

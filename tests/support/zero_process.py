@@ -54,7 +54,7 @@ def poisoned_groups() -> list:
 
 def accumulate(backend, groups: list, placement: Placement) -> Gradient:
     shares = share_out(groups, placement.world_size)
-    passes = max(len(micro_batches(share, 40)) for share in shares)
+    passes = max(len(micro_batches(share, Learner(micro_batch_tokens=40))) for share in shares)
     return backend.accumulate(shares[placement.rank], passes)
 
 

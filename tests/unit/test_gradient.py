@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from configs.training import Learner
 from engine.wire import Span, TrainSample
 from learner.backends.torch import TorchBackend
 from learner.gradient import Gradient, GroupReport, MicroBatchLoss, micro_batches
@@ -19,21 +20,21 @@ def groups(count=8):
 @pytest.mark.parametrize("max_tokens", [24, 40, 100, 1000])
 def test_a_micro_batch_never_exceeds_the_budget(max_tokens):
     made = [random_group(np.random.default_rng(n), n, prompt=[5, 6, 7], lengths=(21, 2, 9, 9)) for n in range(5)]
-    batches = micro_batches(made, max_tokens)
+    batches = micro_batches(made, Learner(micro_batch_tokens=max_tokens))
     assert max(sum(segment.num_tokens for segment in batch) for batch in batches) <= max_tokens
     packed = [sample for batch in batches for segment in batch for sample in segment.samples]
     assert sorted(map(id, packed)) == sorted(id(sample) for group in made for sample in group.samples)
 
 
 def report_of(policy, made):
-    [segments] = micro_batches(made, 4096)
+    [segments] = micro_batches(made, Learner(micro_batch_tokens=4096))
     return MicroBatchLoss(policy, None, learner_config(), CPU)(segments)[1].groups
 
 
 def test_a_report_says_how_far_tokens_of_the_learners_own_version_are_from_its_logprobs():
     policy = tiny_policy()
     old_and_own = random_group(np.random.default_rng(0), 4, lengths=(5, 3), version=6)
-    [segments] = micro_batches([old_and_own], 4096)
+    [segments] = micro_batches([old_and_own], Learner(micro_batch_tokens=4096))
     exact = MicroBatchLoss(policy, None, learner_config(), CPU).response_logprobs(segments)
     first = exact[4, 0] - np.array([9.0, 9.0, 0.5, 0.25, 0.0], dtype=np.float32)
     spans = [[Span(5, 0, 2), Span(6, 2, 5)], [Span(5, 0, 3)]]
@@ -84,7 +85,7 @@ def test_a_reference_moves_the_gradient_towards_itself():
     made = [random_group(np.random.default_rng(0), 0)]
     for sample in made[0].samples:
         sample.logprobs[:] = -200.0  # the ratio is at its bound: no policy gradient
-    [segments] = micro_batches(made, 4096)
+    [segments] = micro_batches(made, Learner(micro_batch_tokens=4096))
     reference = tiny_policy(seed=1).eval().requires_grad_(False)
     same = tiny_policy().eval().requires_grad_(False)
     norms = []
@@ -113,7 +114,7 @@ def test_a_given_proximal_policy_is_taken_sample_by_sample():
             TrainSample(sample.index, sample.token_ids, sample.logprobs, sample.spans, 1.0, 1.0)
             for sample in group.samples
         ]
-    [segments] = micro_batches(made, 4096)
+    [segments] = micro_batches(made, Learner(micro_batch_tokens=4096))
     loss_of = MicroBatchLoss(tiny_policy(), None, config, CPU)
     own = loss_of.response_logprobs(segments)
     lower = {key: own[key] - (5.0 if key == (1, 1) else 0.0) for key in sorted(own, reverse=True)}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from learner.logprobs import CACHE_ROWS, chunked_logprobs
 from tests.support.live_memory import LiveMemory
@@ -68,3 +69,35 @@ def test_bfloat16_logits_are_reduced_in_float32():
     assert ours[0].dtype == torch.float32
     assert (ours[0] - exact[0]).abs().max() < 0.1
     assert (ours[1] - exact[1]).abs().max() < 0.05
+
+
+class Products(TorchDispatchMode):
+    """Records the shapes of all matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default:
+            self.shapes.append(tuple(result.shape))
+        return result
+
+
+@pytest.mark.parametrize(("chunk_tokens", "times"), [(R, 1), (R - 1, 2)])
+def test_logits_are_computed_once_where_one_chunk_holds_all(chunk_tokens, times):
+    hidden, weight, targets = inputs(torch.float32)
+    with Products() as products:
+        logprobs, entropy = chunked_logprobs(hidden, weight, targets, 0.6, chunk_tokens)
+        (logprobs.sum() + entropy.sum()).backward()
+    assert sum(rows for rows, columns in products.shapes if columns == V) == times * R
+
+
+def test_a_frozen_head_costs_no_gradient():
+    hidden, weight, targets = inputs(torch.float32)
+    expected = torch.autograd.grad(chunked_logprobs(hidden, weight, targets)[0].sum(), hidden)
+    with Products() as products:
+        chunked_logprobs(hidden, weight.detach(), targets)[0].sum().backward()
+    assert (V, D) not in products.shapes
+    torch.testing.assert_close(hidden.grad, expected[0], rtol=0.0, atol=0.0)

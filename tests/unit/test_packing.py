@@ -5,8 +5,11 @@ import pytest
 import torch
 
 from engine.wire import Span
-from learner.packing import MAX_PADDING, Segment, fill_micro_batches, pack, split_groups
-from tests.support.learner_inputs import random_group, tiny_llama
+from learner import packing
+from learner.backends.torch import TorchBackend
+from learner.packing import MAX_PADDING, Segment, fill_micro_batches, is_fused, pack, split_groups
+from learner.policy import Policy
+from tests.support.learner_inputs import learner_config, random_group, tiny_llama
 
 SHARED = np.array([11, 12, 13, 14, 15], dtype=np.int32)
 
@@ -63,6 +66,108 @@ def test_packed_and_padded_passes_have_the_same_hidden_states_and_gradients():
     (theirs * weights).sum().backward()
     for (name, one), other in zip(packed.named_parameters(), padded.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def trained_gradient(groups, **learner):
+    """The whole gradient that the torch backend adds up for `groups`, in float32, by parameter."""
+    policy = Policy(tiny_llama(), 64)
+    backend = TorchBackend(policy, learner_config(learner=learner, loss={"entropy_weight": 0.0}))
+    backend.accumulate(groups)
+    sizes = [parameter.numel() for parameter in policy.parameters()]
+    names = [name for name, _ in policy.model.named_parameters()]
+    return dict(zip(names, torch.split(backend._grads_N, sizes), strict=True))
+
+
+def plain_gradient(groups):
+    """The same with transformers: one padded batch, all logits, autograd."""
+    model = tiny_llama(attention="eager")
+    samples = [(group, sample) for group in groups for sample in group.samples if sample.token_ids.size]
+    rows = [np.concatenate([group.prompt_token_ids, sample.token_ids]) for group, sample in samples]
+    longest = max(row.size for row in rows)
+    ids = torch.tensor(np.stack([np.pad(row, (0, longest - row.size)) for row in rows])).long()
+    mask = torch.tensor([[1] * row.size + [0] * (longest - row.size) for row in rows])
+    logprobs = model(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)
+    total = torch.zeros(())
+    for line, (row, (_, sample)) in enumerate(zip(rows, samples, strict=True)):
+        places = torch.arange(row.size - sample.token_ids.size, row.size)
+        chosen = logprobs[line, places - 1, ids[line, places]]
+        ratio = (chosen - torch.tensor(sample.logprobs)).exp()
+        objective = torch.minimum(ratio * sample.advantage, ratio.clamp(0.8, 1.28) * sample.advantage)
+        total = total - (objective.clamp(min=10 * sample.advantage) if sample.advantage < 0 else objective).sum()
+    total.backward()
+    return {name: parameter.grad.reshape(-1) for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [{}, {"share_prefixes": False}, {"micro_batch_tokens": 24}, {"micro_batch_tokens": 24, "share_prefixes": False}],
+    ids=["shared", "packed", "shared, several passes", "packed, several passes"],
+)
+def test_the_gradient_of_every_parameter_is_that_of_a_plain_padded_loop(learner):
+    groups = mixed_groups()
+    ours, theirs = trained_gradient(groups, **learner), plain_gradient(groups)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in ours.items():
+        # float32 in another order: 1e-4 of the parameter's largest gradient.
+        tolerance = 1e-4 * theirs[name].abs().max().item()
+        assert tolerance > 0
+        torch.testing.assert_close(gradient, theirs[name], rtol=0.0, atol=tolerance, msg=name)
+
+
+def test_without_sharing_every_response_has_its_prompt_and_positions_from_zero():
+    groups = mixed_groups()
+    batch = pack(split_groups(groups, share_prefixes=False), share_prefixes=False)
+    samples = [(group, sample) for group in groups for sample in group.samples if sample.token_ids.size]
+    rows = [np.concatenate([group.prompt_token_ids, sample.token_ids]) for group, sample in samples]
+    np.testing.assert_array_equal(batch.input_ids_T, np.concatenate(rows))
+    np.testing.assert_array_equal(batch.position_ids_T, np.concatenate([np.arange(row.size) for row in rows]))
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+def test_other_logprobs_are_bit_equal_when_a_response_changes(share_prefixes):
+    groups, policy = mixed_groups(), Policy(tiny_llama(), 64)
+
+    def logprobs():
+        segments = split_groups(groups, share_prefixes=share_prefixes)
+        with torch.inference_mode():
+            return policy(pack(segments, share_prefixes=share_prefixes), 1.0)[0]
+
+    before = logprobs()
+    groups[2].samples[0].token_ids[:] = 96
+    is_own = torch.zeros(len(before), dtype=torch.bool)
+    start = sum(sample.token_ids.size for group in groups[:2] for sample in group.samples)
+    is_own[start : start + 12] = True
+    after = logprobs()
+    assert torch.equal(after[~is_own], before[~is_own])
+    assert (after != before)[is_own].all()
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+def test_the_fused_kernel_computes_what_masked_products_compute(monkeypatch, share_prefixes):
+    rng = np.random.default_rng(5)
+    groups = [
+        random_group(rng, n, np.concatenate([SHARED, [n + 20]]), (length,)) for n, length in enumerate((9, 4, 30))
+    ]
+    hidden, gradients = [], []
+    for limit in (512, 0):  # above it a block is fused
+        monkeypatch.setattr(packing, "MAX_SHARED_TOKENS", limit)
+        batch = pack(split_groups(groups), share_prefixes=share_prefixes)
+        assert all((block.mask_GLL is None) == (limit == 0) for block in batch.layout.blocks)
+        model = tiny_llama()
+        hidden.append(packed_hidden(model, batch))
+        (hidden[-1] ** 3).sum().backward()
+        gradients.append([parameter.grad for parameter in model.model.parameters()])
+    torch.testing.assert_close(hidden[0], hidden[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-3)
+
+
+def test_fused_attention_is_chosen_on_cuda_and_for_long_segments_of_one_response():
+    one, two = np.repeat([0, 1], [3, 600]), np.repeat([0, 1, 2], [3, 2, 2])
+    assert is_fused([one[:9]], "cuda")
+    assert not is_fused([one[:9], two], "cuda")
+    assert not is_fused([one[:512]], "cpu")
+    assert is_fused([one[:513], one[:400]], "cpu")
+    assert not is_fused([one, two], "cpu")
 
 
 def test_no_token_sees_another_response():
