@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations.liger import apply_liger_kernel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import AttentionInterface
+from transformers.utils import is_liger_kernel_available
 
 from configs.load import ConfigError
 from configs.lora import Lora
@@ -207,6 +209,9 @@ def load_policy(config: Config, dtype: torch.dtype = torch.bfloat16) -> Policy:
     learner = config.learner
     device = choose_device(learner)
     model = _load_model("model.path", config.model.path, dtype)
+    if wants_liger(device, is_installed=is_liger_kernel_available()):
+        # Norms, rotary embeddings and MLPs; the head stays ours. `check_forward` sees whether they fit.
+        apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
     policy = Policy(model, learner.logprob_chunk_tokens, config.lora).to(device)
     if learner.activation_checkpointing:
         policy.checkpoint_activations()
@@ -228,6 +233,11 @@ def load_reference(config: Config, dtype: torch.dtype = torch.bfloat16) -> Polic
     model = _load_model(key, path or config.model.path, dtype)
     policy = Policy(model, config.learner.logprob_chunk_tokens).to(choose_device(config.learner))
     return policy.eval().requires_grad_(False)
+
+
+def wants_liger(device: torch.device, *, is_installed: bool) -> bool:
+    """Whether a policy on `device` gets Liger's fused kernels (Triton, so CUDA only); installing them is the switch."""
+    return is_installed and device.type == "cuda"
 
 
 def choose_device(config: Learner) -> torch.device:

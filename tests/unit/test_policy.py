@@ -11,7 +11,7 @@ from configs.model_folder import ModelError
 from configs.training import Learner
 from learner.attention import ATTENTION_NAME, packed_attention
 from learner.packing import pack, split_groups
-from learner.policy import Policy, choose_device, load_policy, load_reference, sequence_logprobs
+from learner.policy import Policy, choose_device, load_policy, load_reference, sequence_logprobs, wants_liger
 from tests.support.learner_inputs import learner_config, random_group, tiny_llama, tiny_policy
 from tests.support.live_memory import LiveMemory
 
@@ -130,6 +130,13 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_pat
 def test_the_device_is_the_one_asked_for_or_the_best_there_is(monkeypatch, device, has_cuda, chosen):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     assert choose_device(Learner(device=device)) == torch.device(chosen)
+
+
+def test_fused_triton_kernels_are_for_cuda_where_they_are_installed():
+    cuda = torch.device("cuda")
+    assert wants_liger(cuda, is_installed=True)
+    assert not wants_liger(cuda, is_installed=False)
+    assert not wants_liger(CPU, is_installed=True)
 
 
 def gradients(policy):
