@@ -2,6 +2,8 @@
 
 from configs.load import dump_config
 from configs.root import Config
+from engine.core.futility import Threshold
+from engine.core.policy import Policy
 from engine.core.strategy import Counts
 from engine.cores import CorePlan
 from engine.policy import make_policy
@@ -25,7 +27,8 @@ def describe_plan(config: Config, cores: CorePlan) -> str:
         f"arms         {max(1, slots // width)} to {slots} open at once (a nearly finished arm needs one slot)",
         f"B            {groups} groups a step, at most {groups * kept} samples",
         f"η            {config.staleness.max}: {_bound_in_words(config)}",
-        f"waiting      launching pauses above {groups} groups that wait for the learner",
+        f"waiting      launching pauses above {policy.bound.max_waiting} groups that wait for the learner",
+        f"giving up    {_futility_in_words(config, policy)}",
         f"budget       {strategy.n_max * slots // max(1, width)} samples at most for the arms that are open at once",
         f"length       {_length_in_words(config)}",
         f"{cores.describe()}",
@@ -34,6 +37,19 @@ def describe_plan(config: Config, cores: CorePlan) -> str:
         dump_config(config),
     ]
     return "\n".join(lines)
+
+
+def _futility_in_words(config: Config, policy: Policy) -> str:
+    match policy.futility:
+        case None:
+            return "never: every arm gets its whole budget"
+        case Threshold(needs_expiry=needs_expiry):
+            which = "arms that lost samples to expiry and" if needs_expiry else "arms"
+            return (
+                f"{which} whose exit has a chance under {config.futility.p_success:g} (strategy.futility = none: never)"
+            )
+        case _:
+            return "where no way of going on is worth its samples (strategy.futility = optimal)"
 
 
 def _stages_in_words(config: Config) -> str:

@@ -31,3 +31,18 @@ def test_the_plan_names_what_follows_from_the_bound() -> None:
     command = [sys.executable, "-m", "engine.serve", "--config", "configs/sim.toml", "--dry-run", "staleness.max=0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "strictly on-policy" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("strategy.futility=auto", "arms whose exit has a chance under 0.2"),
+        ("strategy.futility=expired", "arms that lost samples to expiry and whose"),
+        ("strategy.futility=optimal", "no way of going on is worth its samples"),
+        ("staleness.max=1000000", "never: every arm gets its whole budget"),
+    ],
+)
+def test_the_plan_says_which_arms_are_given_up(override: str, words: str) -> None:
+    command = [sys.executable, "-m", "engine.serve", "--config", "configs/sim.toml", "--dry-run", override]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert words in done.stdout
