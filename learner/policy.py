@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import AttentionInterface
-from transformers.utils import is_liger_kernel_available
+from transformers.utils.import_utils import is_liger_kernel_available
 
 from configs.load import ConfigError
 from configs.lora import Lora
