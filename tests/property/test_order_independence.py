@@ -56,15 +56,19 @@ def results(policy: Policy, law: Law, slots: int) -> Result:
     }
 
 
-@pytest.mark.parametrize("name", sorted(STRATEGIES))
-@settings(max_examples=25, deadline=None)
-@given(
+ORDERS = given(
     pass_rate=st.sampled_from([0.1, 0.3, 0.6, 0.9]),
     seed=st.integers(0, 1000),
     slots=st.integers(1, 80),
     width=st.integers(0, 9),
     order_seed=st.integers(0, 1000),
 )
+"""A law, and an order in which its samples come back."""
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@settings(max_examples=25, deadline=None)
+@ORDERS
 def test_only_the_seed_decides(name: str, pass_rate: float, seed: int, slots: int, width: int, order_seed: int) -> None:
     strategy, labels = STRATEGIES[name], bernoulli(pass_rate)
     one_by_one = Policy(strategy, FOREVER, seed=seed, rule=AdvantageRule(baseline="unbiased"))
@@ -74,13 +78,7 @@ def test_only_the_seed_decides(name: str, pass_rate: float, seed: int, slots: in
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @settings(max_examples=8, deadline=None)
-@given(
-    pass_rate=st.sampled_from([0.1, 0.3, 0.6, 0.9]),
-    seed=st.integers(0, 1000),
-    slots=st.integers(1, 80),
-    width=st.integers(0, 9),
-    order_seed=st.integers(0, 1000),
-)
+@ORDERS
 def test_a_late_greedy_response_changes_nothing(
     name: str, pass_rate: float, seed: int, slots: int, width: int, order_seed: int
 ) -> None:

@@ -7,29 +7,16 @@ import sys
 from pathlib import Path
 
 import psutil
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from engine.transport.base import PeerGone, PeerJoined, Received
 from engine.transport.zmq import ZmqHub
 from engine.wire import Credit, Heartbeat, Message, StepDone, WeightsPublished, WeightsReady
-from learner.trainer import CANARY_TEXTS
-from tests.support.learner_inputs import random_group, tiny_llama
+from tests.support.learner_inputs import random_group
+from tests.support.learner_process import save_model_with_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 90.0
 GROUPS = 4
-
-
-def save_model(folder: Path) -> None:
-    """A tiny bfloat16 model with a tokenizer for the canaries."""
-    tiny_llama(dtype=torch.bfloat16, attention="eager").save_pretrained(folder)
-    words = sorted({word for text in CANARY_TEXTS for word in text.split()})
-    vocabulary = {"<unk>": 0} | {word: number for number, word in enumerate(words[:90], start=1)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
 
 
 class LearnerRun:
@@ -40,7 +27,7 @@ class LearnerRun:
         self.options: list[str] = []
         self.log_path = folder / "learner.log"
         model = folder / "model"
-        save_model(model)
+        save_model_with_tokenizer(model)
         learner = {"backend": '"deepspeed"', "threads": "1", "groups_per_step": str(GROUPS)} | settings
         lines = "".join(f"{key} = {value}\n" for key, value in learner.items())
         (folder / "config.toml").write_text(
