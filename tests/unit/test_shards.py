@@ -8,7 +8,7 @@ from engine.core.errors import DataError
 from learner import export
 from learner.checkpoint import state_file
 from learner.shards import STAGE, merge_shards, read_masters, save_rank
-from tests.support.learner_run import save_model
+from tests.support.learner_process import save_model_with_tokenizer
 
 SHAPES = {"a": torch.Size([2, 2]), "b": torch.Size([3])}
 WEIGHTS = {"a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0, 7.0])}
@@ -44,7 +44,7 @@ def test_incomplete_and_mixed_states_are_refused(tmp_path):
 
 def test_an_export_rounds_the_master_weights_once_or_not_at_all(tmp_path, capsys):
     checkpoint = tmp_path / "step-000001"
-    save_model(checkpoint)
+    save_model_with_tokenizer(checkpoint)
     assert export.main([str(checkpoint), str(tmp_path / "none")]) == 2
     assert "must hold the states of its ranks" in capsys.readouterr().err
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto", attn_implementation="eager")
