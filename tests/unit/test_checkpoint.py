@@ -1,6 +1,5 @@
 """Checkpoints load in plain transformers, appear whole or not at all, and those that shall stay do."""
 
-import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from engine.core.errors import DataError, RunError
 from engine.wire import Fingerprint, Milestone
 from learner.backends.torch import TorchBackend
 from learner.checkpoint import RECORD_FILE, checkpoints, clear_leftovers, newest_whole, read_record, save_checkpoint
+from tests.support.full_disk import full_disk
 from tests.support.learner_inputs import tiny_policy
 from tests.support.run_process import ROOT
 
@@ -23,13 +23,6 @@ FINGERPRINT = Fingerprint("test", "none", "none", 1, {})
 
 def save(folder, version, write, keep=2, **choices):
     return save_checkpoint(folder, Milestone(version), FINGERPRINT, Checkpoint(keep=keep, **choices), write)
-
-
-@pytest.fixture
-def file_size_limit():
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def write_text(text):
@@ -64,12 +57,12 @@ def test_a_second_save_of_a_version_replaces_the_first(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path, file_size_limit):
+def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path):
     backend = TorchBackend(tiny_policy(), Config())
     older = save(tmp_path, 1, backend.save_model, keep=1)
     content = (older / "model.safetensors").read_bytes()
-    file_size_limit(8192)
-    with pytest.raises(RunError, match=r"step-000002 could not be written: .*; checkpoints kept: step-000001"):
+    refusal = r"step-000002 could not be written: .*; checkpoints kept: step-000001"
+    with full_disk(room_bytes=8192), pytest.raises(RunError, match=refusal):
         save(tmp_path, 2, backend.save_model, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
     assert (older / "model.safetensors").read_bytes() == content

@@ -10,6 +10,7 @@ import xxhash
 from engine.core.errors import RunError
 from engine.wire import Canary
 from learner.publish import ALIGNMENT_BYTES, SegmentPublisher, remove_dead_segments
+from tests.support.full_disk import full_disk
 from tests.support.learner_inputs import tiny_llama
 
 CANARY = Canary(np.arange(4, dtype=np.int32), np.zeros(3, dtype=np.float32))
@@ -91,13 +92,10 @@ def test_segments_of_dead_learners_are_removed_and_those_of_living_ones_stay(tmp
 
 
 def test_full_shared_memory_is_a_clear_error_and_leaves_nothing(tmp_path):
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        with SegmentPublisher(tmp_path) as publisher, pytest.raises(RunError, match="must have room"):
-            publisher.lay_out(0, weights_of(tiny_llama()), [])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with (
+        full_disk(room_bytes=4096),
+        SegmentPublisher(tmp_path) as publisher,
+        pytest.raises(RunError, match="must have room"),
+    ):
+        publisher.lay_out(0, weights_of(tiny_llama()), [])
     assert list(tmp_path.iterdir()) == []
