@@ -124,10 +124,11 @@ class Coordinator:
         exchange = self.exchange
         exchange.stage = "saving"
         hub = exchange.inputs.hub
-        exchange.supervisor.expect_exit(LEARNER)
-        await hub.send(LEARNER, Stop(reason="the run is over"))
+        exchange.supervisor.expect_exit(LEARNER, only_clean=True)  # a failure to save ends the run with its cause
+        await exchange.tell_learner(Stop(reason="the run is over"))
         deadline_s = exchange.inputs.config.server.drain_deadline_s
         await exchange.until(lambda: exchange.has_saved, deadline_s, "the learner's last checkpoint")
+        exchange.supervisor.expect_exit(LEARNER)
         for worker in list(exchange.fleet.workers):
             exchange.supervisor.expect_exit(worker)
             await hub.send(worker, Stop(reason="the run is over"))

@@ -5,6 +5,7 @@ act on it. The phases of the run are the coordinator's.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Literal
 
 from configs.root import Config
 from engine.core.dispatcher import Dispatcher
-from engine.core.errors import DeadlineError, RunError
+from engine.core.errors import DeadlineError, PeerLost, RunError
 from engine.core.past import Past
 from engine.cores import CorePlan
 from engine.datasets import PromptRow
@@ -36,6 +37,7 @@ from engine.wire import (
     Encoded,
     Finished,
     Heartbeat,
+    Message,
     Position,
     Resumed,
     SampleDone,
@@ -50,8 +52,8 @@ from metrics.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-EXIT_GRACE_S = 5.0
-"""A learner that closed its connection has this long to say why, and to exit."""
+EXIT_GRACE_S = 10.0
+"""A learner that closed its connection has this long to say why, and to exit; its ranks may take 5 s of it."""
 Stage = Literal["starting", "evaluating", "training", "draining", "saving"]
 
 
@@ -151,6 +153,11 @@ class Exchange:
                 stages = ", ".join(f"{peer}: {stage}" for peer, stage in sorted(self._peer_stages.items()))
                 raise DeadlineError(f"waited {deadline_s:.0f} s for {what} while {self.stage} ({stages})") from exc
 
+    async def tell_learner(self, message: Message) -> None:
+        """Send to the learner, unless it is gone: its exit, with the cause, is the supervisor's to report."""
+        with contextlib.suppress(PeerLost):
+            await self.inputs.hub.send(LEARNER, message)
+
     async def read(self) -> None:
         """Consumes hub events for ever; produces state changes; ends by cancellation."""
         while True:
@@ -249,7 +256,7 @@ class Exchange:
 
     async def _on_published(self, version: int) -> None:
         self.inputs.folder.event("published", t=self._now(), version=version)
-        await self.inputs.hub.send(LEARNER, WeightsPublished(policy_version=version))
+        await self.tell_learner(WeightsPublished(policy_version=version))
         self.scheduler.on_published(self.fleet.generation_version)
         self._wake()
 

@@ -37,7 +37,7 @@ def worker_commands(config: Config, folder: RunFolder, address: str, plan: CoreP
 def learner_command(config: Config, folder: RunFolder, address: str, plan: CorePlan) -> Command:
     """The learner's command."""
     arguments: Sequence[str] = [
-        *_launcher(config.learner.ranks),
+        *_launcher(config.learner.ranks, folder),
         *_module(LEARNER_MODULES[config.learner.kind], address, folder),
         "--run-folder",
         str(folder.path),
@@ -51,11 +51,13 @@ def learner_command(config: Config, folder: RunFolder, address: str, plan: CoreP
     )
 
 
-def _launcher(ranks: int) -> list[str]:
+def _launcher(ranks: int, folder: RunFolder) -> list[str]:
     """What starts `ranks` processes of a module, gives each its place, and ends all when one ends."""
     if ranks == 1:
         return []
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    # Where ranks leave the cause of their end; without it every start would leave a folder in /tmp.
+    causes = str(folder.log_path(LEARNER).with_suffix(""))
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--log-dir", causes]
 
 
 def _module(module: str, address: str, folder: RunFolder) -> list[str]:

@@ -245,7 +245,11 @@ class Scheduler:
             self._note_whitening(group, trained_at)
             self.books.shipped(group)
             bound, position = self.dispatcher.policy.bound, self._position_at_the_end_of_a_step()
-            await self.ports.hub.send(self.learner, train_group(group, trained_at, bound.max_staleness, position))
+            try:
+                await self.ports.hub.send(self.learner, train_group(group, trained_at, bound.max_staleness, position))
+            except PeerLost:
+                # The learner's exit ends the run, with its cause.
+                return
 
     def _note_whitening(self, group: Group, trained_at: int) -> None:
         """One event a step: what its advantages were whitened with."""

@@ -24,6 +24,7 @@ from engine.cores import CorePlan, plan_cores
 from engine.datasets import PromptRow, load_prompts
 from engine.dry_run import describe_plan
 from engine.exchange import Exchange, Inputs
+from engine.launch import LEARNER
 from engine.policy import make_policy
 from engine.run_folder import RunFolder, run_path
 from engine.shutdown import stop_signals
@@ -40,8 +41,10 @@ log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
 INTERRUPTED = 130
+FINISH_DEADLINE_S = 10.0
+"""A learner whose last checkpoint is written has this long to end by itself."""
 KILL_DEADLINE_S = 10.0
-"""Children that were told to end get this long before they are killed."""
+"""Children that got a signal to end have this long before they are killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +154,16 @@ async def _supervised(coordinator: Coordinator) -> dict[str, SummaryValue]:
 
     with stop_signals(on_first, on_second):
         try:
-            return await coordinator.run()
+            summary = await coordinator.run()
+            # A signal would end the ranks of a learner while they leave each other.
+            await coordinator.exchange.supervisor.finish(LEARNER, FINISH_DEADLINE_S)
         except asyncio.CancelledError:
             if coordinator.interrupted:
                 raise Interrupted(coordinator.interrupted) from None
             raise
         finally:
             await coordinator.exchange.supervisor.stop(KILL_DEADLINE_S)
+    return summary
 
 
 if __name__ == "__main__":

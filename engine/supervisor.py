@@ -7,6 +7,7 @@ used; a learner that dies ends the run with its cause; nothing is left running w
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -57,8 +58,12 @@ class Children(Protocol):
         """End a child at once; it is restarted."""
         ...
 
-    def expect_exit(self, name: str) -> None:
-        """This child was told to finish: its end is no failure."""
+    def expect_exit(self, name: str, *, only_clean: bool = False) -> None:
+        """This child was told to finish: its end is no failure; with `only_clean` if its exit code is 0."""
+        ...
+
+    async def finish(self, name: str, deadline_s: float) -> None:
+        """Wait until a child that was told to finish has, at most so long."""
         ...
 
     async def stop(self, deadline_s: float) -> None:
@@ -82,6 +87,8 @@ class Supervisor:
     tasks: asyncio.TaskGroup
     on_exit: OnExit
     children: dict[str, Child] = field(default_factory=dict[str, Child])
+    _finishing: dict[str, bool] = field(default_factory=dict[str, bool])
+    """Children that were told to finish; whether only exit code 0 is expected of them."""
     _stopping: set[str] = field(default_factory=set[str])
 
     async def start(self, command: Command) -> None:
@@ -96,9 +103,15 @@ class Supervisor:
         if child is not None and child.process.returncode is None:
             _signal_group(child.process.pid, signal.SIGKILL)
 
-    def expect_exit(self, name: str) -> None:
-        """This child was told to finish: its end is no failure."""
-        self._stopping.add(name)
+    def expect_exit(self, name: str, *, only_clean: bool = False) -> None:
+        """This child was told to finish: its end is no failure; with `only_clean` if its exit code is 0."""
+        self._finishing[name] = only_clean
+
+    async def finish(self, name: str, deadline_s: float) -> None:
+        """Wait until a child that was told to finish has, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self.children[name].process.wait()
 
     async def stop(self, deadline_s: float) -> None:
         """Terminate every child, kill what is left at the deadline, and wait until all are gone."""
@@ -123,6 +136,10 @@ class Supervisor:
             code = await child.process.wait()
             _signal_group(child.process.pid, signal.SIGKILL)
             if command.name in self._stopping:
+                return
+            if command.name in self._finishing and not (code and self._finishing[command.name]):
+                if code:
+                    log.warning("%s %s when it was told to finish", command.name, _cause(code))
                 return
             cause = f"{command.name} {_cause(code)}; its last lines ({command.log_path}):\n{_tail(command.log_path)}"
             if code == UNUSABLE or child.num_restarts >= command.max_restarts:

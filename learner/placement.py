@@ -66,9 +66,13 @@ def rank_threads(config: Learner, placement: Placement) -> int:
     return config.threads or max(1, len(os.sched_getaffinity(0)) // placement.local_world_size)
 
 
-def end_with_launcher() -> None:
-    """Ask Linux to send this process SIGTERM when its parent ends: torchrun starts ranks in sessions of their own."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_launcher(placement: Placement) -> None:
+    """Ask Linux to end this process when its parent ends: torchrun starts ranks in sessions of their own.
+
+    Rank 0 gets SIGTERM, for it has segments to remove; the others SIGKILL, which also ends what answers nothing else.
+    """
+    number = signal.SIGKILL if placement.rank else signal.SIGTERM
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def tell_launcher(text: str, environ: Mapping[str, str]) -> None:

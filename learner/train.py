@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(EXIT_USAGE, str(exc))
     _limit_threads(config, placement)
     if placement.world_size > 1:
-        end_with_launcher()
+        end_with_launcher(placement)
     try:
         check_model(config.model.path)
         if placement.rank:

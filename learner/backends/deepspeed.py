@@ -18,6 +18,7 @@ import io
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 import deepspeed
 import deepspeed.ops
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from configs.root import Config
 from configs.training import Learner
@@ -67,7 +69,7 @@ class DeepSpeedBackend:
             self._engine, *_ = deepspeed.initialize(
                 model=policy, optimizer=self._optimizer, config=zero_config(config.learner, dtype)
             )
-
+        _set_deadline(config.learner.rank_deadline_s)
         self._loss = MicroBatchLoss(self._engine, reference, config, self._device)
         self._copy_shards()
 
@@ -196,6 +198,12 @@ def zero_config(config: Learner, dtype: torch.dtype) -> dict[str, object]:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": _NEVER,
     }
+
+
+def _set_deadline(deadline_s: float) -> None:
+    """Of every process group: DeepSpeed makes its own ones, with torch's 30 minutes (NCCL: 10)."""
+    for group in distributed_c10d._world.pg_map:
+        distributed_c10d._set_pg_timeout(timedelta(seconds=deadline_s), group)
 
 
 _PADDING_PROXIMAL: dict[SampleKey, Float32s] = {(-1, 0): np.zeros(1, dtype=np.float32)}

@@ -152,6 +152,17 @@ def test_a_second_ctrl_c_forces_the_end(tmp_path: Path) -> None:
     assert_gone(children)
 
 
+def test_a_learner_that_fails_to_save_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    overrides = ("run.max_steps=100000", "simulated.step_s=30", "server.drain_deadline_s=300")
+    with engine_run(tmp_path, *overrides) as run:
+        run.wait_for(r"training:8")
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for("stage=saving")
+        os.kill(run.pid_of("learner"), signal.SIGKILL)
+        assert run.wait(25) == 1, run.output
+    assert "error: learner was killed by SIGKILL" in run.output
+
+
 def test_children_of_a_killed_engine_end_by_themselves(tmp_path: Path) -> None:
     with engine_run(tmp_path, "run.max_steps=100000", "worker.heartbeat_deadline_s=4") as run:
         run.wait_for(r"step=[1-9]")

@@ -1,5 +1,6 @@
 """Whole runs under virtual time, many seeds: nothing lost, nothing twice, the bound holds, whatever crashes."""
 
+import asyncio
 import json
 import math
 import secrets
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs import Config
+from engine.core.errors import RunError, first_cause
 from tests.support.whole_run import WholeRun
 
 
@@ -54,6 +56,30 @@ def test_a_run_with_crashing_workers_and_failing_samples_is_sound(
     assert summary["steps"] == 12
     assert run.children.num_restarts > 0
     assert_sound(run, summary)
+
+
+class LosesItsLearner(WholeRun):
+    """Rank 0 of the learner leaves `lost_after_s` into the run; its launcher ends, with the cause, 5 s later."""
+
+    lost_after_s = 0.0
+
+    async def _chaos(self) -> None:
+        await asyncio.sleep(self.lost_after_s)
+        self.children.crashed.add("learner")
+        await self.children.links["learner"].close()
+        await asyncio.sleep(5.0)
+        raise RunError("learner exited with code 1")
+
+
+@pytest.mark.parametrize("lost_after_s", range(2, 12))
+def test_a_lost_learner_ends_the_run_with_its_own_cause_whoever_had_a_message_for_it(
+    tmp_path: Path, lost_after_s: int
+) -> None:
+    run = LosesItsLearner(config(simulated={"tokens_per_s": 50.0, "step_s": 0.1}), tmp_path)
+    run.lost_after_s = lost_after_s
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run.run()
+    assert str(first_cause(caught.value)) == "learner exited with code 1"
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])

@@ -78,8 +78,11 @@ class InLoopChildren:
         self.running[name].cancel()
         self.tasks.create_task(self._restart(name))
 
-    def expect_exit(self, name: str) -> None:
+    def expect_exit(self, name: str, *, only_clean: bool = False) -> None:
         self.stopping.add(name)
+
+    async def finish(self, name: str, deadline_s: float) -> None:
+        await asyncio.wait([self.running[name]], timeout=deadline_s)
 
     async def stop(self, deadline_s: float) -> None:
         self.stopping.update(self.running)

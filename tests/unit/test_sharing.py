@@ -79,12 +79,13 @@ def test_the_engine_starts_several_ranks_by_torchrun_and_one_without(tmp_path):
 
         @staticmethod
         def log_path(name):
-            return tmp_path / name
+            return tmp_path / f"{name}.log"
 
     def arguments(**learner):
         return learner_command(Config(learner=Learner(**learner)), Folder, "ADDRESS", CorePlan((), ())).arguments
 
     one, two = arguments(backend="deepspeed"), arguments(backend="deepspeed", ranks=2)
     assert one[:2] == ["-m", "learner.train"]
-    assert two[: -len(one)] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert two[: -len(one)] == [*launcher, "--log-dir", str(tmp_path / "learner")]
     assert two[-len(one) :] == one
