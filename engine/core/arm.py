@@ -105,8 +105,9 @@ class Arm:
     _again: list[int] = field(default_factory=list[int])
     _failures: dict[int, int] = field(default_factory=dict[int, int])
     _cutoff: int = -1
-    _oldest_fresh: int = _NEVER
-    """Version of the oldest fresh counted sample."""
+    _oldest_right: int = _NEVER
+    """Version of the oldest fresh right sample that counts."""
+    _oldest_wrong: int = _NEVER
     _fresh_right: int = 0
     _fresh_wrong: int = 0
     _right: int = 0
@@ -184,10 +185,9 @@ class Arm:
             self._counts = counts
         return counts
 
-    def oldest_fresh_version(self, *, right: bool, oldest_fresh: int) -> int | None:
-        """Smallest version among the fresh counted samples of a class."""
-        versions = [s.min_version for s in self.counted if s.is_right == right and s.min_version >= oldest_fresh]
-        return min(versions, default=None)
+    def oldest_fresh_version(self, *, right: bool) -> int:
+        """Smallest version among a class's samples that were fresh when `counts` was last asked; there must be one."""
+        return self._oldest_right if right else self._oldest_wrong
 
     def give_budget_again(self) -> None:
         """Let as many more samples and tokens count as when it was opened."""
@@ -212,23 +212,25 @@ class Arm:
         self.num_tokens += sample.num_tokens
         version = sample.min_version
         if version >= self._cutoff:
-            if version < self._oldest_fresh:
-                self._oldest_fresh = version
             if sample.is_right:
                 self._fresh_right += 1
+                if version < self._oldest_right:
+                    self._oldest_right = version
             else:
                 self._fresh_wrong += 1
+                if version < self._oldest_wrong:
+                    self._oldest_wrong = version
         self._right += sample.is_right
         self._counts, self.width = None, -1
 
     def _expire(self, oldest_fresh: int) -> None:
         """Move the cutoff."""
-        is_same = self._cutoff < oldest_fresh <= self._oldest_fresh
+        is_same = self._cutoff < oldest_fresh <= min(self._oldest_right, self._oldest_wrong)
         self._cutoff = oldest_fresh
         if is_same:
             return
-        fresh = [s for s in self.counted if s.min_version >= oldest_fresh]
-        self._oldest_fresh = min((s.min_version for s in fresh), default=_NEVER)
-        self._fresh_right = sum(s.is_right for s in fresh)
-        self._fresh_wrong = len(fresh) - self._fresh_right
+        right = [s.min_version for s in self.counted if s.is_right and s.min_version >= oldest_fresh]
+        wrong = [s.min_version for s in self.counted if not s.is_right and s.min_version >= oldest_fresh]
+        self._oldest_right, self._oldest_wrong = min(right, default=_NEVER), min(wrong, default=_NEVER)
+        self._fresh_right, self._fresh_wrong = len(right), len(wrong)
         self._counts = None

@@ -143,8 +143,8 @@ class Dispatcher:
 
     def next_launch(self) -> Launch | None:
         """The next request of an admitted arm, or None: paused, or every arm has its width in flight."""
-        cutoff = self.cutoff
-        if self.generation_version < cutoff or not self.outbox.has_room:
+        cutoff, has_room = self.outbox.cutoff, self.outbox.has_room
+        if self.generation_version < cutoff or not has_room:
             return None
         if cutoff != self._seen_cutoff:
             self._notice_cutoff(cutoff)
@@ -176,7 +176,7 @@ class Dispatcher:
         arm = self.arms[arm_id]
         arm.score(sample)
         try:
-            return self._count(arm, self.cutoff)
+            return self._count(arm, self.outbox.cutoff)
         except RunError as exc:
             raise _named(arm, exc) from exc
 

@@ -10,11 +10,32 @@ import math
 from dataclasses import dataclass, field
 
 from engine.core.past import Past
+from engine.core.policy import Futility
 from engine.core.strategy import Counts, Strategy
 
+_State = tuple[int, int, int, tuple[int, int] | None]
+"""(right, wrong, budget, what the exit misses; None where nothing expired, so that the counts say it)."""
 PAST_CAP = 32
 """Samples of a past that the table knows apart; 561 pasts. A longer past is scaled down to them with its rate kept:
 it is old, and 32 wrong samples already decide."""
+
+
+def first_stop(rule: Futility, counts: Counts, past: Past, need: int) -> int:
+    """Samples after which `rule` may stop an arm for the first time, `need` at most, whatever they turn out to be."""
+    for ahead in range(1, need):
+        for right in range(ahead + 1):
+            wrong = ahead - right
+            after = Counts(
+                counts.fresh_right + right,
+                counts.fresh_wrong + wrong,
+                counts.right + right,
+                counts.wrong + wrong,
+                counts.budget,
+                counts.seed,
+            )
+            if rule.stops(after, past):
+                return ahead
+    return need
 
 
 def place(right: int, wrong: int) -> int:
@@ -43,21 +64,32 @@ class Threshold:
     needs_expiry: bool = False
     """`strategy.futility = "expired"`: ask only where a sample of this visit expired. Such an arm has lost what it paid
     for and would pay again under the same clock; without expiry nothing changes."""
-    _known: dict[tuple[int, int, int], bool] = field(default_factory=dict[tuple[int, int, int], bool])
-    """(right, wrong, budget) -> decision, of arms without a past and without expired samples."""
+    _known: dict[_State, bool] = field(default_factory=dict[_State, bool])
+    """Decisions, of arms without a past."""
+    _known_sure: dict[tuple[int, int, int, int], int] = field(default_factory=dict[tuple[int, int, int, int], int])
+    """(right, wrong, budget, need) -> how many are sure, of arms without a past and without expired samples."""
 
-    def may_stop(self, counts: Counts) -> bool:
-        """Always, or only where a sample expired."""
-        return not self.needs_expiry or counts.fresh_right + counts.fresh_wrong < counts.right + counts.wrong
+    def num_sure(self, counts: Counts, past: Past, need: int) -> int:
+        """How many of the next `need` samples count whatever they are."""
+        has_expired = counts.fresh_right + counts.fresh_wrong < counts.right + counts.wrong
+        if self.needs_expiry and not has_expired:
+            return need
+        if has_expired or past.total > 0.0:
+            return first_stop(self, counts, past, need)
+        key = (counts.right, counts.wrong, counts.budget, need)
+        known = self._known_sure.get(key)
+        if known is None:
+            known = self._known_sure[key] = first_stop(self, counts, past, need)
+        return known
 
     def stops(self, counts: Counts, past: Past) -> bool:
         """Whether an arm that would go on stops here."""
         has_expired = counts.fresh_right + counts.fresh_wrong < counts.right + counts.wrong
         if self.needs_expiry and not has_expired:
             return False
-        if has_expired or past.total > 0.0:
+        if past.total > 0.0:
             return self._decide(counts, past)
-        key = (counts.right, counts.wrong, counts.budget)
+        key = (counts.right, counts.wrong, counts.budget, self.strategy.missing(counts) if has_expired else None)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._decide(counts, past)
@@ -113,9 +145,9 @@ class OptimalTable:
     bits: bytes
     """Bit place(past)·n_max(n_max + 1)/2 + place(state), the highest of its byte first; 1 = stop."""
 
-    def may_stop(self, counts: Counts) -> bool:
-        """Within the budget that the table knows."""
-        return counts.total < self.n_max
+    def num_sure(self, counts: Counts, past: Past, need: int) -> int:
+        """How many of the next `need` samples count whatever they are."""
+        return first_stop(self, counts, past, need)
 
     def stops(self, counts: Counts, past: Past) -> bool:
         """Whether an arm that would go on stops here."""

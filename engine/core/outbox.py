@@ -42,6 +42,8 @@ class Outbox:
     """The step that sealed groups fill."""
     _shipping: StepFill = field(init=False)
     """The step that shipped groups fill."""
+    _max_waiting: int = field(init=False)
+    """The bound's, worked out once: it is asked for at every launch."""
     _num_whitened: int = 0
     """Groups in front of `ready` that are whitened: the rest of a step that began to ship."""
     _strategy: Strategy | None = None
@@ -51,6 +53,7 @@ class Outbox:
         """Nothing waits."""
         self._filling = StepFill(self.bound.groups_per_step, self.max_tokens_per_step)
         self._shipping = StepFill(self.bound.groups_per_step, 0)
+        self._max_waiting = self.bound.max_waiting
         self._move_cutoff()
 
     def begin_at(self, version: int, first_group: int) -> None:
@@ -61,7 +64,7 @@ class Outbox:
     @property
     def has_room(self) -> bool:
         """Whether the learner keeps up: few enough groups wait."""
-        return len(self.ready) <= self.bound.max_waiting
+        return len(self.ready) <= self._max_waiting
 
     def place(self, group: Group, strategy: Strategy) -> None:
         """A sealed group takes the next place of a step; `strategy` is its arm's."""

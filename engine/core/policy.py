@@ -21,8 +21,8 @@ AtExit = Literal["abort", "drain"]
 class Futility(Protocol):
     """Which arms are not worth the rest of their samples."""
 
-    def may_stop(self, counts: Counts) -> bool:
-        """Whether an arm could stop at these counts or, while nothing more expires, at later ones; cheap."""
+    def num_sure(self, counts: Counts, past: Past, need: int) -> int:
+        """How many of the next `need` samples count whatever they are: no arm is stopped before the last of them."""
         ...
 
     def stops(self, counts: Counts, past: Past) -> bool:

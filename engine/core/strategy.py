@@ -7,7 +7,7 @@ and `missing` whenever a slot is free.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar, dataclass_transform
 
 from engine.core.past import Past
 
@@ -15,9 +15,16 @@ Verdict = Literal["continue", "solved", "exhausted", "futile", "again"]
 """`solved`: the exit holds. `exhausted`: the budget is used up. `futile`: the prompt is not wanted now; the visit ends
 and its counts stay. `again`: enough for now; the arm waits with its pool and goes on later."""
 Selection = Literal["balanced", "uniform", "right"]
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
+def _record(cls: type[T]) -> type[T]:
+    """A dataclass that only the type checker freezes: one is made for every sample, and a frozen one costs 4 x that."""
+    return dataclass(slots=True, unsafe_hash=True)(cls)
+
+
+@_record
 class Counts:
     """Counted samples of an arm by class."""
 

@@ -40,11 +40,13 @@ UNKNOWN = Pace()
 def width(arm: Arm, oldest_fresh: int, pace: Pace, futility: Futility | None = None) -> int:
     """Launched and uncounted samples that `arm` should have now, at least the need, within its budget."""
     strategy, counts = arm.strategy, arm.counts(oldest_fresh)
-    # At least 1: when fewer groups are ahead, expired samples are fresh again, and an exit that is only tested at the
-    # next counted sample may hold already.
-    wanted = max(1, strategy.need(counts))
-    if wanted > 1 and futility is not None and futility.may_stop(counts):
-        wanted = _sure(arm, counts, wanted, futility)
+    wanted = strategy.need(counts)
+    if wanted < 1:
+        # When fewer groups are ahead, expired samples are fresh again, and an exit that is only tested at the next
+        # counted sample may hold already.
+        wanted = 1
+    if wanted > 1 and futility is not None:
+        wanted = futility.num_sure(counts, arm.past, wanted)
     if pace.is_known:
         right, wrong = strategy.missing(counts)
         raised = 0
@@ -54,30 +56,11 @@ def width(arm: Arm, oldest_fresh: int, pace: Pace, futility: Futility | None = N
             raised = max(raised, _raised(arm, wrong, pace, right=False, oldest_fresh=oldest_fresh, counts=counts))
         if raised > wanted:
             wanted = min(raised, MAX_RAISE * wanted)
-    return min(wanted, counts.budget - counts.total)
-
-
-def _sure(arm: Arm, counts: Counts, need: int, futility: Futility) -> int:
-    """How many of the needed samples count whatever they are: the arm cannot be given up before the last of them."""
-    for ahead in range(1, need):
-        for right in range(ahead + 1):
-            wrong = ahead - right
-            after = Counts(
-                counts.fresh_right + right,
-                counts.fresh_wrong + wrong,
-                counts.right + right,
-                counts.wrong + wrong,
-                counts.budget,
-                counts.seed,
-            )
-            if futility.stops(after, arm.past):
-                return ahead
-    return need
+    return min(wanted, counts.budget - counts.right - counts.wrong)
 
 
 def _raised(arm: Arm, missing: int, pace: Pace, *, right: bool, oldest_fresh: int, counts: Counts) -> int:
     """Width at which the missing samples of a class come before its oldest fresh one expires."""
-    oldest = arm.oldest_fresh_version(right=right, oldest_fresh=oldest_fresh)
-    versions_left = (oldest if oldest is not None else oldest_fresh) - oldest_fresh + 0.5
-    rate = ((counts.right if right else counts.wrong) + 1) / (counts.total + 2)
+    versions_left = arm.oldest_fresh_version(right=right) - oldest_fresh + 0.5
+    rate = ((counts.right if right else counts.wrong) + 1) / (counts.right + counts.wrong + 2)
     return math.ceil(missing / rate * pace.latency_s / (versions_left * pace.version_s))

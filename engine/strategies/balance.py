@@ -23,12 +23,14 @@ class Balance(FullBudget):
         """Solved with enough of both classes, exhausted at the budget."""
         if counts.fresh_right >= self.k_pos and counts.fresh_wrong >= self.k_neg:
             return "solved"
-        return "exhausted" if counts.total >= counts.budget else "continue"
+        return "exhausted" if counts.right + counts.wrong >= counts.budget else "continue"
 
     def missing(self, counts: Counts) -> tuple[int, int]:
         """Samples missing of each class."""
-        return max(0, self.k_pos - counts.fresh_right), max(0, self.k_neg - counts.fresh_wrong)
+        right, wrong = self.k_pos - counts.fresh_right, self.k_neg - counts.fresh_wrong
+        return right if right > 0 else 0, wrong if wrong > 0 else 0
 
     def need(self, counts: Counts) -> int:
         """Both classes' missing samples, within the budget."""
-        return min(sum(self.missing(counts)), counts.budget - counts.total)
+        right, wrong = self.missing(counts)
+        return min(right + wrong, counts.budget - counts.right - counts.wrong)

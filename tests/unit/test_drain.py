@@ -6,6 +6,8 @@ from engine.core.advantage import AdvantageRule
 from engine.core.arm import Sample
 from engine.core.decisions import Retirement
 from engine.core.dispatcher import Dispatcher
+from engine.core.futility import first_stop
+from engine.core.past import Past
 from engine.core.policy import Policy
 from engine.core.staleness import Bound
 from engine.core.strategy import Counts, Strategy
@@ -154,10 +156,10 @@ def test_a_hopeless_chain_whose_drained_samples_are_right_makes_a_group() -> Non
 class NoRightInTwo:
     """Gives an arm up while it has at least two wrong samples and no right one."""
 
-    def may_stop(self, counts: Counts) -> bool:
-        return True
+    def num_sure(self, counts: Counts, past: Past, need: int) -> int:
+        return first_stop(self, counts, past, need)
 
-    def stops(self, counts: Counts, past: object) -> bool:
+    def stops(self, counts: Counts, past: Past) -> bool:
         return counts.wrong >= 2 and not counts.right
 
 

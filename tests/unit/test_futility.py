@@ -12,7 +12,7 @@ import pytest
 from configs.load import load_config
 from engine.core.arm import Sample
 from engine.core.dispatcher import Dispatcher
-from engine.core.futility import PAST_CAP, OptimalTable, Threshold, exit_probability
+from engine.core.futility import PAST_CAP, OptimalTable, Threshold, exit_probability, first_stop
 from engine.core.past import EMPTY, Past
 from engine.core.policy import Policy
 from engine.core.prior import of_rates, tiers
@@ -121,6 +121,26 @@ def test_where_it_needs_expiry_only_arms_that_lost_a_sample_are_stopped() -> Non
     lost_its_right_one = Counts(0, 24, 1, 27, 32)
     assert rule.stops(lost_its_right_one, EMPTY)
     assert not rule.stops(Counts(1, 1, 2, 2, 32), EMPTY)
+
+
+@pytest.mark.parametrize("needs_expiry", [False, True])
+def test_what_a_threshold_remembers_changes_no_answer(needs_expiry) -> None:
+    def new() -> Threshold:
+        return Threshold(BALANCE, 0.2, 0.5, 2.0, needs_expiry)
+
+    states = [
+        counts(right, wrong, budget, expired)
+        for budget in (12, 16)
+        for right, wrong in itertools.product(range(5), range(8))
+        for expired in itertools.product(range(right + 1), range(wrong + 1))
+    ]
+    rule, pasts = new(), [EMPTY, Past(1.0, 6.0, 1)]
+    for state, past in itertools.product(states, pasts):
+        assert rule.stops(state, past) == new().stops(state, past), (state, past)
+    for state, past in itertools.product(states, pasts):
+        need = BALANCE.need(state)
+        assert rule.num_sure(state, past, need) == first_stop(new(), state, past, need), (state, past)
+    assert {rule.num_sure(state, EMPTY, 4) for state in states} == {1, 2, 3, 4}
 
 
 def test_no_probability_is_below_zero_and_a_strategy_without_an_exit_is_not_stopped() -> None:

@@ -36,6 +36,16 @@ def test_scarce_samples_about_to_expire_raise_the_width_to_the_cap_at_most() -> 
     assert width(arm("+-------"), 0, relaxed) == 1
 
 
+def test_only_the_age_of_the_class_that_is_missing_raises_the_width() -> None:
+    pace = Pace(latency_s=1.0, version_s=4.0)
+    # One right sample missing, at a rate of 2/10: five are expected, one after another, in (version + 1/2) x 4 s.
+    assert width(arm("+-------", versions="40000000"), 0, pace) == 1
+    assert width(arm("+-------", versions="04444444"), 0, pace) == 3
+    # The first right sample expired, the others are of versions 4 and 3: the oldest fresh one counts. Two are missing.
+    four_right = Balance(4, 1, 32, 4)
+    assert width(arm("+++-----", versions="04300000", strategy=four_right), 3, Pace(1.0, 2.0)) == 5
+
+
 def test_an_arm_with_nothing_to_lose_is_not_raised() -> None:
     pressed = Pace(latency_s=10.0, version_s=10.0)
     assert width(arm("--------"), 0, pressed) == 2
