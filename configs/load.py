@@ -4,7 +4,6 @@ Raises `ConfigError` (a ValueError): which file, which key, what was got, what i
 """
 
 import difflib
-import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,12 +12,23 @@ from typing import cast, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from configs.meaning import shown
 from configs.root import Config
 from configs.strategy import RUN_WIDE
 
 
 class ConfigError(ValueError):
     """The configuration cannot be used; the text says which key, what was got and what is allowed."""
+
+
+_TYPES = {
+    "bool_type": "Input should be true or false",
+    "float_type": "Input should be a valid number, without quotes and as TOML has it (0.5, not .5)",
+    "int_type": "Input should be a valid integer, without quotes, point or exponent",
+    "list_type": "Input should be a list",
+    "tuple_type": "Input should be a list",
+}
+"""What a value of another type is told."""
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
@@ -71,19 +81,24 @@ def _value(text: str) -> object:
 
 def _lines(error: ValidationError) -> Iterable[str]:
     for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"])
-        got = json.dumps(fault["input"], default=str)
-        if fault["type"] == "extra_forbidden":
-            allowed = _allowed(fault["loc"][:-1])
-            near = difflib.get_close_matches(str(fault["loc"][-1]), allowed, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            yield f"unknown key {where!r} (got {got}); {hint}allowed: {', '.join(allowed)}"
-        elif fault["type"] == "value_error":
-            # The text names its key; of several stages, say which.
-            place = f"stages.{fault['loc'][1]}: " if fault["loc"][:1] == ("stages",) else ""
-            yield place + str(fault["msg"]).removeprefix("Value error, ")
-        else:
-            yield f"{where}: {fault['msg']}, got {got}"
+        where, given = ".".join(str(part) for part in fault["loc"]), cast("object", fault["input"])
+        got = str(given) if isinstance(given, float) else shown(given)  # 1.0 is not the integer 1
+        match fault["type"]:
+            case "extra_forbidden":
+                allowed = _allowed(fault["loc"][:-1])
+                near = difflib.get_close_matches(str(fault["loc"][-1]), allowed, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                yield f"unknown key {where!r} (got {got}); {hint}allowed: {', '.join(allowed)}"
+            case "value_error":
+                # The text names its keys; of several stages, say which.
+                place = f"stages.{fault['loc'][1]}: " if fault["loc"][:1] == ("stages",) else ""
+                yield from (place + line for line in str(fault["msg"]).removeprefix("Value error, ").splitlines())
+            case "model_type":
+                yield f"{where} must be a section with {', '.join(_allowed(fault['loc']))}, got {got}"
+            case "missing":
+                yield f"{where} must be set"
+            case kind:
+                yield f"{where}: {_TYPES.get(kind, fault['msg'])}, got {got}"
 
 
 def _allowed(location: tuple[int | str, ...]) -> list[str]:

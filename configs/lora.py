@@ -1,6 +1,6 @@
 """Low-rank adapters instead of all weights."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -19,7 +19,9 @@ class Lora(Section):
     """r: rows of A and columns of B; 0 = off, all weights train."""
     alpha: float = Field(default=32.0, gt=0.0)
     """The product B·A is scaled by alpha / rank."""
-    target_modules: list[str] = Field(default_factory=lambda: [ALL_LINEAR], min_length=1)
+    target_modules: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=lambda: [ALL_LINEAR], min_length=1
+    )
     """Ends of the names of the layers that get adapters, e.g. `q_proj`; `all-linear` alone = every linear layer but the
     head."""
 

@@ -8,6 +8,7 @@ from configs.base import Section
 from configs.inputs import Data, Evaluation, Model, Verifier
 from configs.lora import Lora
 from configs.loss import Loss
+from configs.meaning import meaningless
 from configs.processes import Cores, Server, Simulated, Worker
 from configs.sampling import Reward, Sampling, Staleness
 from configs.schedule import LEAST_STEPS, Stage, seed_schedule
@@ -28,7 +29,7 @@ class Config(Section):
     """Training and held-out prompts."""
     strategy: Strategy = Field(default_factory=Strategy)
     """Exit rule and kept samples."""
-    stages: list[Stage] = Field(default_factory=list[Stage])
+    stages: list[Stage] = Field(default_factory=list[Stage], strict=False)
     """Strategies and selectors of later parts of the run, in order."""
     advantage: Advantage = Field(default_factory=Advantage)
     """Baseline and weights."""
@@ -91,11 +92,22 @@ class Config(Section):
         return staged if self.strategy.name == "staged" else [self.strategy, *staged]
 
     @model_validator(mode="after")
-    def _adapters_can_be_trained(self) -> Self:
-        if self.lora.rank and self.learner.kind != "torch":
-            raise ValueError(f"lora.rank must be 0 with learner.kind = {self.learner.kind}, got {self.lora.rank}")
-        if self.lora.rank and self.learner.backend != "torch":
-            raise ValueError(f"lora.rank must be 0 with learner.backend = {self.learner.backend}, got {self.lora.rank}")
+    def _keys_have_a_meaning(self) -> Self:
+        lines = list(meaningless(self))
+        for number, stage in enumerate(self.stages):
+            if stage.selector is not None:
+                lines += [f"stages.{number}.{line}" for line in meaningless(stage, "selector")]
+        if lines:
+            raise ValueError("\n".join(lines))
+        return self
+
+    @model_validator(mode="after")
+    def _warm_up_ends(self) -> Self:
+        if 0 < self.run.max_steps < self.optimizer.warmup_steps:
+            raise ValueError(
+                f"optimizer.warmup_steps must be <= run.max_steps = {self.run.max_steps}, got "
+                f"{self.optimizer.warmup_steps}: the learning rate would never be reached"
+            )
         return self
 
     @model_validator(mode="after")

@@ -26,10 +26,11 @@ class Sampling(Section):
 
     max_tokens: int = Field(default=24, ge=1)
     """Response tokens, at most; a response cut there counts as it stands."""
-    temperature: float = Field(default=1.0, gt=0.0)
-    """Softmax temperature of training samples."""
+    temperature: float = Field(default=1.0, ge=0.01, le=100.0)
+    """Softmax temperature of training samples. vLLM takes 0.01 for anything below it."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Nucleus mass; below 1 the behaviour logprobs are those of the cut distribution."""
+    """Nucleus mass; below 1 only with a simulated learner: logprobs of samples are those of the cut distribution, the
+    learner's are of the whole, and every ratio between them would be biased."""
 
 
 class Reward(Section):

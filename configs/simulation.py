@@ -25,20 +25,20 @@ class Simulation(Section):
     """Requests that one worker runs at once."""
     seed: int = Field(default=0, ge=0)
     """Seeds every draw: of prompt, label, length, failure and kept set."""
-    learner_ratio: float = Field(default=1.2, gt=0.0, allow_inf_nan=False)
+    learner_ratio: float = Field(default=1.2, gt=0.0)
     """The learner's rate over the generators': a step takes B / (ratio x groups that full slots finish a second, at
     this η; measured in a warm-up of first visits)."""
-    update_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    update_s: float = Field(default=0.0, ge=0.0)
     """Seconds from the end of a step until new samples start from its weights; generation goes on meanwhile."""
-    tokens_mean: float = Field(default=64.0, gt=0.0, allow_inf_nan=False)
+    tokens_mean: float = Field(default=64.0, gt=0.0)
     """Mean length of right responses."""
     tokens_sigma: float = Field(default=0.8, ge=0.0, le=5.0)
     """Sigma of the lognormal law of lengths."""
-    length_ratio_wrong: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    length_ratio_wrong: float = Field(default=1.0, gt=0.0)
     """Mean length of wrong responses over that of right ones."""
-    tokens_per_s: float = Field(default=500.0, gt=0.0, allow_inf_nan=False)
+    tokens_per_s: float = Field(default=500.0, gt=0.0)
     """Tokens a second of one slot."""
-    latency_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    latency_s: float = Field(default=0.0, ge=0.0)
     """Seconds that a request holds its slot besides its tokens (prefill, wire, verdict)."""
     failure_rate: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of requests that fail on the way and are asked for again; never counted as wrong."""
@@ -56,7 +56,7 @@ class Simulation(Section):
                 f"sim.pass_rate must be a number in [0, 1], a list of such numbers, `tiers`, or a profile file,"
                 f" got {rates!r:.80}"
             )
-        return rates if isinstance(value, list | tuple) else value
+        return tuple(rates) if isinstance(value, list | tuple) else value
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -34,7 +34,7 @@ class Strategy(Section):
     name: str = "balance"
     """One of docs/strategies.md, or `package.module:Class` of your own."""
     exit: Literal["balance", "positives"] = "balance"
-    """The exit that `rounds` tests after each round."""
+    """The exit that `rounds` tests after each round; the others have their own."""
     k_pos: int = Field(default=2, ge=1)
     """Right samples that an arm needs (balance, positives, rounds)."""
     k_neg: int = Field(default=2, ge=1)
@@ -89,6 +89,12 @@ class Strategy(Section):
         return self
 
     @model_validator(mode="after")
+    def _exit_is_that_of_rounds(self) -> Self:
+        if self.exit == "positives" and self.name not in ("rounds", "positives") and ":" not in self.name:
+            raise ValueError(f"strategy.exit must be balance for {self.name}, got positives: only rounds reads it")
+        return self
+
+    @model_validator(mode="after")
     def _can_be_met(self) -> Self:
         rule = self.exit if self.name == "rounds" else self.name
         if rule == "balance" and self.n_max < self.k_pos + self.k_neg:
@@ -135,7 +141,7 @@ class Advantage(Section):
     """Divide by the pool's standard deviation (ddof = 1)."""
     weight: Literal["none", "inverse_sqrt", "inverse", "maxrl"] = "none"
     """Prompt weight 1/√p, 1/p (both capped) or 1/r̄."""
-    max_weight: float = Field(default=10.0, gt=0.0, allow_inf_nan=False)
+    max_weight: float = Field(default=10.0, gt=0.0)
     """Cap of 1/√p and 1/p."""
     epsilon: float = Field(default=0.0, ge=0.0)
     """Added to p under 1/√p and 1/p."""

@@ -1,5 +1,6 @@
 """What the learner does with groups."""
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,10 +15,10 @@ class Learner(Section):
     """`torch` trains; `simulated` only waits (load tests)."""
     backend: Literal["torch", "deepspeed"] = "torch"
     """`torch`: one rank. `deepspeed`: ZeRO over one or many (needs the package's extra of that name)."""
-    ranks: int = Field(default=1, ge=1)
+    ranks: int = Field(default=1, ge=1, le=4096)
     """Processes that share the learner's work and, by ZeRO, its memory. The engine starts them on this machine; any
     other launcher must start as many."""
-    zero_stage: Literal[1, 2, 3] = 2
+    zero_stage: int = Field(default=2, ge=1, le=3)
     """What `deepspeed` splits over ranks: 1 optimizer, 2 and gradients, 3 and weights."""
     rank_deadline_s: float = Field(default=300.0, gt=0.0)
     """Longest collective operation or command of a rank; then the learner exits with an error."""
@@ -53,7 +54,7 @@ class Learner(Section):
     """Longest wait for a group, a publication or an acknowledgement before the learner exits with an error."""
     overlap_updates: bool = True
     """Compute the next step's gradient while workers load the last step's weights; false where both share cores."""
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1024)
     """Threads of a rank's linear algebra; 0 = one a core, the cores shared out over the ranks of a machine."""
 
     @model_validator(mode="after")
@@ -63,8 +64,6 @@ class Learner(Section):
                 f'learner.ranks must be 1 unless learner.backend = "deepspeed" (and learner.kind = "torch"), '
                 f"got {self.ranks}"
             )
-        if self.backend == "deepspeed" and self.compile:
-            raise ValueError('learner.compile must be false for learner.backend = "deepspeed", got true')
         return self
 
     @model_validator(mode="after")
@@ -80,10 +79,10 @@ class Learner(Section):
 class Optimizer(Section):
     """AdamW over an fp32 master copy of bf16 weights."""
 
-    lr: float = Field(default=1e-6, gt=0.0)
+    lr: float = Field(default=1e-6, gt=0.0, le=1.0)
     """Learning rate after warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up, at most run.max_steps where that is set."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Decay of the first moment."""
     beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
@@ -92,8 +91,17 @@ class Optimizer(Section):
     """Added to the root of the second moment."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """Decoupled weight decay."""
-    max_grad_norm: float = Field(default=1.0, gt=0.0)
-    """Global gradient norm is clipped here."""
+    max_grad_norm: float = Field(default=1.0, gt=0.0, allow_inf_nan=True)
+    """Global gradient norm is clipped here; inf = never."""
+
+    @model_validator(mode="after")
+    def _decay_keeps_the_sign(self) -> Self:
+        if self.weight_decay * self.lr >= 1.0:
+            raise ValueError(
+                f"optimizer.weight_decay must be < 1 / optimizer.lr = {1.0 / self.lr:g}, got {self.weight_decay:g}:"
+                " a step would turn weights around"
+            )
+        return self
 
 
 class Weights(Section):
@@ -137,11 +145,11 @@ class Checkpoint(Section):
 class Run(Section):
     """Name, place, seed and length of the run."""
 
-    name: str = Field(default="quickstart", pattern=r"^[A-Za-z0-9._-]+$")
-    """Folder under runs/."""
-    folder: str = "runs"
+    name: str = "quickstart"
+    """Folder under run.folder: letters, digits, dots, underscores and hyphens."""
+    folder: str = Field(default="runs", min_length=1)
     """Where run folders live."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Seeds shuffles, samples and selections."""
     resume: str = Field(default="no", min_length=1)
     """`no`: a new run folder. `auto`: go on in this run's folder from its newest whole checkpoint, or start there.
@@ -150,6 +158,14 @@ class Run(Section):
     """Optimizer steps, those before a resume included; 0 = no limit of steps."""
     max_train_s: float = Field(default=0.0, ge=0.0)
     """Seconds of training since the start or resume; 0 = no limit of time."""
+
+    @model_validator(mode="after")
+    def _name_is_a_folder(self) -> Self:
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", self.name) or not self.name.strip("."):
+            raise ValueError(
+                f"run.name must be letters, digits, dots, underscores and hyphens, not dots alone, got {self.name!r}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ends(self) -> Self:

@@ -17,14 +17,14 @@ from learner.objectives.tokens import TokenBatch
 
 def weighted_sum(values_R: Tensor, tokens: TokenBatch, config: Loss) -> Tensor:
     """Sum of float `values_R` [R] with the weight of each token: a scalar."""
-    if config.aggregation == "sequence_mean":
+    if config.aggregation_rule == "sequence_mean":
         values_R = values_R / tokens.token_lengths()
     return values_R.sum()
 
 
 def normaliser(tokens: TokenBatch, config: Loss) -> float:
     """This micro-batch's part of what the step's sum is divided by."""
-    match config.aggregation:
+    match config.aggregation_rule:
         case "token_mean":
             return float(tokens.num_tokens)
         case "sequence_mean":

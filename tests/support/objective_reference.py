@@ -152,7 +152,7 @@ def reference_loss(inputs: Inputs, config: Loss) -> float:
             weight = 0.0 if t in out else weight_of(inputs, t, members, config)
             value = weight * objective_of(inputs, t, members, config)
             value += config.entropy_weight * inputs.entropy[t] - config.kl.weight * kl_of(inputs, t, config)
-            loss -= value / length if config.aggregation == "sequence_mean" else value
+            loss -= value / length if config.aggregation_rule == "sequence_mean" else value
         start += length
     return loss
 

@@ -71,11 +71,67 @@ def test_an_unknown_section_names_the_sections(tmp_path):
         ("run.resume=", "run.resume: String should have at least 1 character"),
         ("checkpoint.keep_every=4", "checkpoint.keep_every must be a multiple of checkpoint.every_steps = 0, got 4"),
         ("run.max_steps=0", "run.max_steps or run.max_train_s must be above 0"),
+        ("run.name=..", "run.name must be letters, digits, .* not dots alone, got '..'"),
+        ("run.name=a/b", "run.name must be letters, digits, .* got 'a/b'"),
+        ("run.seed=4294967296", "run.seed: .* less than 4294967296, got 4294967296"),
+        ("optimizer.warmup_steps=2", "optimizer.warmup_steps must be <= run.max_steps = 1, got 2"),
+        ("optimizer.weight_decay=2e6", r"optimizer.weight_decay must be < 1 / optimizer.lr = 1e\+06, got 2e\+06"),
+        ("optimizer.lr=2", "optimizer.lr: .* less than or equal to 1, got 2"),
+        ("sampling.temperature=1e-3", "sampling.temperature: .* greater than or equal to 0.01, got 0.001"),
+        ("worker.heartbeat_deadline_s=3", "worker.heartbeat_deadline_s: .* greater than or equal to 4, got 3"),
+        ("worker.count=100000", "worker.count: .* less than or equal to 1024, got 100000"),
+        ("learner.zero_stage=4", "learner.zero_stage: .* less than or equal to 3, got 4"),
+        ("simulated.tokens_sigma=6", "simulated.tokens_sigma: .* less than or equal to 5, got 6"),
+        ("cores.generation=[-1]", "cores.generation.0: .* greater than or equal to 0, got -1"),
+        ("cores.generation=[1, 1]", r"cores.generation must name each core once, got \[1, 1\]"),
+        ("server.wire_port=8890", "server.wire_port must not be server.http_port, got 8890 for both"),
+        ("data.answer_column=problem", "data.answer_column must not be data.prompt_column, got 'problem' for both"),
+        ("data.train=", 'data.train: String should have at least 1 character, got ""'),
+        ("strategy.exit=positives", "strategy.exit must be balance for balance, got positives: only rounds reads it"),
+        ("lora.target_modules=['']", 'lora.target_modules.0: String should have at least 1 character, got ""'),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused_with_key_and_value(tmp_path, override, message):
     with pytest.raises(ConfigError, match=message):
         load_config(_write(tmp_path, "[run]\nmax_steps = 1\n"), [override])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optimizer.warmup_steps=1"],
+        ["optimizer.warmup_steps=10", "run.max_steps=0", "run.max_train_s=60"],
+        ["optimizer.weight_decay=0.9", "optimizer.lr=1"],
+        ["sampling.temperature=0.01"],
+        ["sampling.temperature=100"],
+        ["worker.heartbeat_deadline_s=4"],
+        ["worker.count=1024"],
+        ["simulated.tokens_sigma=5"],
+        ["run.name=.a-1_b"],
+        ["run.seed=4294967295"],
+        ["server.http_port=0", "server.wire_port=0"],
+        ["strategy.exit=positives", "strategy.name=rounds"],
+        ["strategy.exit=positives", "strategy.name=my.strategies:Own"],
+    ],
+    ids=" ".join,
+)
+def test_the_nearest_allowed_value_is_taken(tmp_path, overrides):
+    assert load_config(_write(tmp_path, "[run]\nmax_steps = 1\n"), overrides)
+
+
+def test_cores_are_not_given_to_both_sides_unless_there_is_one(tmp_path):
+    path = _write(tmp_path, "[run]\nmax_steps = 1\n")
+    with pytest.raises(ConfigError, match=r"cores.learning must share no core with .*, got \[1\] in both"):
+        load_config(path, ["cores.generation=[0, 1]", "cores.learning=[1]"])
+    assert load_config(path, ["cores.generation=[0]", "cores.learning=[0]"]).cores.learning == (0,)
+
+
+def test_a_stage_without_its_step_says_so(tmp_path):
+    text = '[run]\nmax_steps = 9\n[[stages]]\nselector = {name = "mopps"}\n'
+    with pytest.raises(ConfigError, match=r"stages\.0\.from_step must be set$"):
+        load_config(_write(tmp_path, text))
+    with pytest.raises(ConfigError, match="stages: Input should be a list, got 3"):
+        load_config(_write(tmp_path, "stages = 3\n[run]\nmax_steps = 9\n"))
 
 
 def test_an_override_wins_over_the_file_and_keeps_its_type(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from configs import load_config
 from configs.load import ConfigError
 from configs.loss import Loss
+from engine.policy import make_policy
 
 OBJECTIVES = ("ppo", "cispo", "gspo", "reinforce", "decoupled", "likelihood")
 RULES = ("auto", "none", "tis", "icepop")
@@ -32,16 +33,27 @@ def test_a_mismatch_counts_once(tmp_path, objective, rule):
         assert effective == (rule if rule != "auto" else "tis" if objective == "decoupled" else "none")
 
 
+READ_BY = {
+    "clip_low": (0.1, ("ppo", "cispo", "gspo", "decoupled")),
+    "clip_high": (0.1, ("ppo", "cispo", "gspo", "decoupled")),
+    "dual_clip": (3.0, ("ppo", "gspo", "decoupled")),
+    "m2_budget": (0.1, ("ppo", "cispo", "reinforce", "decoupled", "likelihood")),
+    "proximal": ("recompute", ("decoupled",)),
+}
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("key", ["clip_low", "clip_high", "m2_budget"])
+@pytest.mark.parametrize("key", READ_BY)
 def test_a_key_without_a_meaning_is_refused(tmp_path, objective, key):
-    refused = ("reinforce", "likelihood") if key.startswith("clip") else ("gspo",)
-    overrides = f"loss.objective={objective}", f"loss.{key}=0.1"
-    if objective in refused:
-        with pytest.raises(ConfigError, match=f"loss.{key} must be 0 for loss.objective = {objective} .*got 0.1"):
-            load(tmp_path, *overrides)
+    value, readers = READ_BY[key]
+    overrides = f"loss.objective={objective}", f"loss.{key}={value}"
+    if objective in readers:
+        assert load(tmp_path, *overrides).loss.model_dump()[key] == value
     else:
-        assert load(tmp_path, *overrides).loss.objective == objective
+        with pytest.raises(
+            ConfigError, match=f"loss.{key} must be .* with loss.objective = {objective}, got .*: it has"
+        ):
+            load(tmp_path, *overrides)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +63,12 @@ def test_a_key_without_a_meaning_is_refused(tmp_path, objective, key):
         (["loss.aggregation=constant"], "loss.constant_tokens must be >= 1 for loss.aggregation = constant, got 0"),
         (
             ["loss.objective=reinforce", "loss.mismatch.rule=icepop", "loss.mismatch.level=sequence"],
-            "loss.mismatch.level must be token for loss.mismatch.rule = icepop, got sequence",
+            'loss.mismatch.level must be "token" with loss.mismatch.rule = icepop, got "sequence"',
         ),
         (["loss.objective=trpo"], "loss.objective: .* got \"trpo\""),
         (["loss.mismatch.cap=0.5"], "loss.mismatch.cap: .* got 0.5"),
+        (["loss.kl=0.1"], "loss.kl must be a section with estimator, reference, weight, got 0.1"),
+        (["loss.mismatch=tis"], 'loss.mismatch must be a section with cap, high, level, low, rule, got "tis"'),
         (["loss.kl.beta=0.1"], "unknown key 'loss.kl.beta' .*allowed: estimator, reference, weight"),
         (["reward.overlong_tokens=25"], "reward.overlong_tokens must be <= sampling.max_tokens = 24, got 25"),
     ],
@@ -66,12 +80,24 @@ def test_a_contradiction_names_its_keys(tmp_path, overrides, message):
 
 def test_the_defaults_are_the_papers(tmp_path):
     config = load(tmp_path)
-    assert config.loss.objective == "ppo"
-    assert config.loss.clips == (0.2, 0.28)
-    assert config.loss.aggregation == "token_mean"
-    assert (config.loss.entropy_weight, config.loss.kl.weight, config.loss.m2_budget) == (1e-4, 0.0, 0.0)
-    assert (config.optimizer.lr, config.optimizer.max_grad_norm, config.strategy.group_size) == (1e-6, 1.0, 4)
-    assert config.reward.overlong_tokens == 0
+    loss, optimizer = config.loss, config.optimizer
+    assert (loss.objective, loss.clips, loss.dual_clip) == ("ppo", (0.2, 0.28), 10.0)
+    assert (loss.aggregation_rule, loss.mismatch.rule, loss.mismatch_rule) == ("token_mean", "auto", "none")
+    assert (loss.entropy_weight, loss.kl.weight, loss.m2_budget) == (1e-4, 0.0, 0.0)
+    assert (optimizer.lr, optimizer.max_grad_norm, optimizer.weight_decay) == (1e-6, 1.0, 0.0)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.999, 1e-8)
+    assert (config.strategy.name, config.strategy.group_size) == ("balance", 4)
+    rule = make_policy(config).rule
+    assert (rule.baseline, rule.divides_by_std, rule.whiten, rule.weight) == ("pool", False, False, "none")
+    assert (config.sampling.temperature, config.sampling.top_p) == (1.0, 1.0)
+    assert (config.reward.overlong_tokens, config.lora.rank) == (0, 0)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_objective_has_its_own_mean_unless_told(objective):
+    assert Loss(objective=objective).aggregation_rule == ("sequence_mean" if objective == "gspo" else "token_mean")
+    for rule in ("token_mean", "sequence_mean"):
+        assert Loss(objective=objective, aggregation=rule).aggregation_rule == rule
 
 
 @pytest.mark.parametrize(
