@@ -102,15 +102,6 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _warm_up_ends(self) -> Self:
-        if 0 < self.run.max_steps < self.optimizer.warmup_steps:
-            raise ValueError(
-                f"optimizer.warmup_steps must be <= run.max_steps = {self.run.max_steps}, got "
-                f"{self.optimizer.warmup_steps}: the learning rate would never be reached"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _stages_cover_the_run(self) -> Self:
         firsts, max_steps = [stage.from_step for stage in self.stages], self.run.max_steps
         is_staged = self.strategy.name == "staged"

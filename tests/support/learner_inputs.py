@@ -30,7 +30,7 @@ def tiny_policy(*, chunk_tokens=256, **model):
 
 def learner_config(**sections):
     """A configuration with a context that fits any token budget; `sections` as in the file."""
-    small = {"run": {"max_steps": 100}, "model": {"max_context_tokens": 16}, "sampling": {"max_tokens": 8}}
+    small = {"model": {"max_context_tokens": 16}, "sampling": {"max_tokens": 8}}
     return Config.model_validate(small | sections)
 
 

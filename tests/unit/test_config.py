@@ -74,7 +74,6 @@ def test_an_unknown_section_names_the_sections(tmp_path):
         ("run.name=..", "run.name must be letters, digits, .* not dots alone, got '..'"),
         ("run.name=a/b", "run.name must be letters, digits, .* got 'a/b'"),
         ("run.seed=4294967296", "run.seed: .* less than 4294967296, got 4294967296"),
-        ("optimizer.warmup_steps=2", "optimizer.warmup_steps must be <= run.max_steps = 1, got 2"),
         ("optimizer.weight_decay=2e6", r"optimizer.weight_decay must be < 1 / optimizer.lr = 1e\+06, got 2e\+06"),
         ("optimizer.lr=2", "optimizer.lr: .* less than or equal to 1, got 2"),
         ("sampling.temperature=1e-3", "sampling.temperature: .* greater than or equal to 0.01, got 0.001"),
@@ -99,8 +98,7 @@ def test_a_wrong_value_is_refused_with_key_and_value(tmp_path, override, message
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["optimizer.warmup_steps=1"],
-        ["optimizer.warmup_steps=10", "run.max_steps=0", "run.max_train_s=60"],
+        ["optimizer.warmup_steps=10", "run.max_steps=5"],  # a trial of a longer run
         ["optimizer.weight_decay=0.9", "optimizer.lr=1"],
         ["sampling.temperature=0.01"],
         ["sampling.temperature=100"],
