@@ -1,11 +1,17 @@
 """What `python -m engine.simulate` plays: prompts, workers and learner under a virtual clock ([sim])."""
 
+import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Self, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.base import Section
+
+_RAREST = 8.0
+"""Standard deviations of a normal draw that no run sees (one in 10^15)."""
+_MOST_TOKENS = 2.0**53
+"""Lengths above it are no longer whole numbers in floating point."""
 
 
 class Simulation(Section):
@@ -57,6 +63,19 @@ class Simulation(Section):
                 f" got {rates!r:.80}"
             )
         return tuple(rates) if isinstance(value, list | tuple) else value
+
+    @model_validator(mode="after")
+    def _lengths_can_be_drawn(self) -> Self:
+        ratio, sigma = max(1.0, self.length_ratio_wrong), self.tokens_sigma
+        # In logarithms: the longest response itself may be beyond any float.
+        longest = math.log(self.tokens_mean) + math.log(ratio) + _RAREST * sigma - sigma * sigma / 2.0
+        if longest > math.log(_MOST_TOKENS):
+            allowed = math.exp(math.log(_MOST_TOKENS) - longest + math.log(self.tokens_mean))
+            raise ValueError(
+                f"sim.tokens_mean must be <= {allowed:.3g} with tokens_sigma = {sigma:g} and length_ratio_wrong ="
+                f" {self.length_ratio_wrong:g}, got {self.tokens_mean:g}: responses of 2^53 tokens could be drawn"
+            )
+        return self
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -1,6 +1,7 @@
 """Which strategy spends the samples, and its own settings: one section a family.
 
-Strategies are named as in docs/strategies.md. A name with a colon, `package.module:Class`, loads a user's own.
+Strategies are named as in docs/strategies.md. A name with a colon or a dot, `package.module:Class` or
+`package.module.Class`, loads a user's own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ class Strategy(Section):
     """The exit rule of an arm and what is kept of it."""
 
     name: str = "balance"
-    """One of docs/strategies.md, or `package.module:Class` of your own."""
+    """One of docs/strategies.md, or `package.module:Class` of your own (`package.module.Class` too)."""
     exit: Literal["balance", "positives"] = "balance"
     """The exit that `rounds` tests after each round; the others have their own."""
     k_pos: int = Field(default=2, ge=1)
@@ -83,7 +84,7 @@ class Strategy(Section):
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:
-        if self.name not in STRATEGIES and ":" not in self.name:
+        if self.name not in STRATEGIES and not is_own(self.name):
             known = ", ".join(STRATEGIES)
             raise ValueError(f"strategy.name must be one of {known}, or package.module:Class, got {self.name!r}")
         return self
@@ -113,6 +114,11 @@ class Strategy(Section):
             product = self.round_size * self.rounds
             raise ValueError(f"strategy.round_size x rounds must be n_max = {self.n_max}, got {product}")
         return self
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is the path of a user's class."""
+    return ":" in name or "." in name
 
 
 def own_group_size(name: object, n_max: object) -> int:

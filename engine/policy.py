@@ -15,6 +15,7 @@ from engine.core.staleness import Bound
 from engine.core.strategy import Strategy
 from engine.futility_table import solve
 from engine.profiles import load_law
+from engine.strategies.refusals import FILTERS, check_signal
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -36,8 +37,6 @@ OWN_ADVANTAGE = {"raft": "raft", "reject": "signed", "giveup": "anchored", "esti
 """What `advantage.name = "auto"` means for a strategy; `ada` for all others."""
 OWN_UNRESOLVED: dict[str, Unresolved] = {"fixed": "keep", "filter": "shrink", "rounds": "keep"}
 """What `strategy.unresolved = "auto"` means for a strategy; `drop` for all others."""
-FILTERS = ("dapo", "filter", "reject")
-"""Strategies that are `fixed` but for leaving out groups without signal."""
 
 
 def make_policy(config: Config) -> Policy:
@@ -60,8 +59,11 @@ def make_policy(config: Config) -> Policy:
         if stage.from_step and stage.strategy is not None
     )
     rule = _rule(config.advantage, names)
+    used = list(zip(names, [strategy, *(later for _, later in stages)], strict=True))
+    for name, built in used:
+        check_signal(name, built, rule)
     if rule.whiten:
-        _check_whitening(config, list(zip(names, [strategy, *(later for _, later in stages)], strict=True)), rule)
+        _check_whitening(config, used, rule)
     return Policy(
         strategy=strategy,
         bound=Bound(config.staleness.max, config.learner.groups_per_step),
@@ -165,6 +167,6 @@ def _futility(config: Config, strategy: Strategy) -> Futility | None:
         needs_expiry = name == "expired"
         return Threshold(strategy, own.p_success, own.prior_right, own.prior_wrong, needs_expiry)
     try:
-        return solve(strategy, load_law(own.prior)).table
+        return solve(strategy, load_law(own.prior, "futility.prior")).table
     except ValueError as exc:
-        raise ConfigError(f"strategy.futility = optimal: {exc}") from exc
+        raise ConfigError(f"strategy.{exc}") from exc

@@ -17,31 +17,36 @@ from engine.core.errors import DataError
 from engine.core.prior import Prior, of_rates, tiers
 from engine.datasets import jsonl_rows
 
+_SUFFIXES = (".jsonl", ".csv")
 _Row = tuple[str, Mapping[str, object]]
 """("profile.jsonl:12", columns)."""
 
 
-def load_law(source: str | float | Sequence[float]) -> Prior:
+def load_law(source: str | float | Sequence[float], key: str = "law of pass rates") -> Prior:
     """The law of p that a configuration names.
 
     Args:
         source: `tiers`, a number, numbers (also as text: `0.1`, `0.1, 0.4`, `[0.1, 0.4]`), or a profile's path.
+        key: Where it was named, for errors.
 
     Raises:
         DataError: a rate outside [0, 1], an unusable profile, or none of these.
     """
     if isinstance(source, str):
-        if source.strip() == "tiers":
+        source = source.strip()
+        if source == "tiers":
             return tiers()
         rates = _numbers(source)
         if rates is None:
+            if not source.endswith(_SUFFIXES):
+                raise DataError(f"{key} must be tiers, numbers, or a .jsonl or .csv profile, got {source!r}")
             return of_rates(load_profile(source).values())
     else:
         rates = [source] if isinstance(source, int | float) else source
     try:
         return of_rates(rates)
     except ValueError as exc:
-        raise DataError(f"law of pass rates {source!r}: {exc}") from exc
+        raise DataError(f"{key} {source!r}: {exc}") from exc
 
 
 def load_profile(path: str | Path) -> dict[str, float]:
@@ -51,8 +56,8 @@ def load_profile(path: str | Path) -> dict[str, float]:
         DataError: no such file, not .jsonl or .csv, a row that cannot be used, two rows of one prompt, or no rows.
     """
     path = Path(path)
-    if path.suffix not in (".jsonl", ".csv"):
-        raise DataError(f"law of pass rates must be tiers, numbers, or a .jsonl or .csv profile, got {str(path)!r}")
+    if path.suffix not in _SUFFIXES:
+        raise DataError(f"a profile must be a .jsonl or .csv file, got {str(path)!r}")
     profile: dict[str, float] = {}
     try:
         for place, columns in jsonl_rows(path) if path.suffix == ".jsonl" else _csv_rows(path):
@@ -96,6 +101,9 @@ def _rate(place: str, columns: Mapping[str, object]) -> float:
             raise DataError(f"{place}: rate must be in [0, 1], got {rate:g}")
         return rate
     right, total = _number(place, columns, "right"), _number(place, columns, "total")
+    for name, count in (("right", right), ("total", total)):
+        if not count.is_integer():
+            raise DataError(f"{place}: {name} must be a whole number, got {count:g}")
     if not (0.0 <= right <= total and total > 0.0):
         raise DataError(f"{place}: counts must have 0 <= right <= total and total >= 1, got {right:g} of {total:g}")
     return right / total

@@ -24,6 +24,9 @@ READING = (
 )
 
 
+_NO_GROUP = "no useful group was simulated"
+
+
 def as_text(plan: Plan) -> str:
     """For people."""
     lines = [
@@ -55,7 +58,7 @@ def as_text(plan: Plan) -> str:
 
 def reasons(plan: Plan) -> dict[str, str]:
     """Each proposed value and why."""
-    size, chosen = plan.size, plan.chosen
+    size = plan.size
     return {
         "k_pos = k_neg": f"{size.k}: the smallest from 2 on within {TOLERANCE - 1:.0%} of the cheapest GPU time a kept"
         f" sample ({', '.join(f'K = {s.k}: {s.gpu_s_per_kept:.3g} s' for s in plan.sizes)})",
@@ -65,8 +68,7 @@ def reasons(plan: Plan) -> dict[str, str]:
         f"{2 * size.k} samples, wastes none, and raises its width only before scarce samples expire",
         "workers": _split_in_words(plan),
         "staleness.max": _eta_in_words(plan),
-        "gives": f"{chosen.useful_groups_per_min:.1f} useful groups a minute, a step of"
-        f" {plan.question.groups_per_step} every {_step_s(plan)} s",
+        "gives": _rate_in_words(plan),
     }
 
 
@@ -97,7 +99,10 @@ def limited_by(outcome: Outcome) -> str:
 def _eta_in_words(plan: Plan) -> str:
     *_, used, free = plan.etas
     extra = _extra_tokens(used, free)
-    if extra is None or extra > TOLERANCE - 1.0:
+    if extra is None:
+        where = "there" if free.report.useful_groups else "without expiry"
+        return f"{used.max_staleness}: the largest tried; {_NO_GROUP} {where}, so there is nothing to compare"
+    if extra > TOLERANCE - 1.0:
         return (
             f"{used.max_staleness}: even there a useful group costs {_percent(extra)} more tokens than without expiry;"
             " more groups a step or fewer slots would help"
@@ -113,13 +118,17 @@ def _extra_tokens(outcome: Outcome, free: Outcome) -> float | None:
     return tokens / base - 1.0 if tokens and base else None
 
 
-def _step_s(plan: Plan) -> str:
-    rate = plan.chosen.useful_groups_per_min
-    return f"{60.0 * plan.question.groups_per_step / rate:.0f}" if rate else "-"
+def _rate_in_words(plan: Plan) -> str:
+    rate, batch = plan.chosen.useful_groups_per_min, plan.question.groups_per_step
+    if not rate:
+        return f"unknown: {_NO_GROUP}; more --samples, or easier prompts"
+    return f"{rate:.1f} useful groups a minute, a step of {batch} every {60.0 * batch / rate:.0f} s"
 
 
 def _noise(plan: Plan) -> str:
     report = plan.chosen.report
+    if not report.useful_groups:
+        return f"{report.prompts} prompts a run: {_NO_GROUP}"
     error = (report.samples_per_prompt_se or 0.0) / report.samples_per_prompt_mean
     return f"{report.prompts} prompts a run, about ± {2.0 * error:.0%}"
 

@@ -8,12 +8,12 @@ The rules are ours and are printed with every plan:
   ends visits sooner. Not 1: the pool's mean is then as biased as it gets (0.40 for p = 0.2; 0.27 at 2/2).
 - Split: the slower side is as fast as it can be; then one worker more or less, if the simulated rate is better by 1 %.
 - η: the smallest of 1, 2, 4 and 8 whose tokens a useful group are at most 10 % above those without expiry, simulated
-  with the same prompts.
+  with the same prompts; where no group is simulated there is nothing to compare, and it is 8.
 - Width: by need. It wastes nothing, and slots are filled by more arms.
 No rule knows which K, η or exit makes a model learn fastest: that is measured in a run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.load import ConfigError
 from configs.strategy import Strategy as StrategyConfig
@@ -89,14 +89,14 @@ def propose(question: Question) -> Plan:
         DataError: a law of pass rates that cannot be read.
     """
     question.check()
-    prior = load_law(question.pass_rate)
+    prior = load_law(question.pass_rate, "--pass-rate")
     p_median = median(prior)
     rules = rules_of_thumb(p_median, question.groups_per_step)
     sizes = tuple(_size(question, prior, k) for k in KS)
     size = _choose(sizes)
     etas = _try_staleness(question, prior, Option("proposal", balance(size.k, size.n_max)))
     max_staleness = etas[-2].max_staleness
-    chosen, neighbours = _tune_split(question, prior, etas[-2])
+    chosen, neighbours = tune_split(question, prior, etas[-2])
     options = _alternatives(size, sizes, rules)
     return Plan(
         question=question,
@@ -146,26 +146,29 @@ def _choose(sizes: tuple[Size, ...]) -> Size:
 def _try_staleness(question: Question, prior: Prior, option: Option) -> list[Outcome]:
     """Runs at rising η up to the first that is good enough, then the run without expiry."""
     free = play(question, prior, option, NO_EXPIRY)
-    limit = TOLERANCE * (free.report.tokens_per_useful_group or float("inf"))
+    limit = TOLERANCE * (free.report.tokens_per_useful_group or 0.0)
     tried: list[Outcome] = []
     for max_staleness in STALENESS:
         tried.append(play(question, prior, option, max_staleness))
-        if (tried[-1].report.tokens_per_useful_group or float("inf")) <= limit:
+        tokens = tried[-1].report.tokens_per_useful_group
+        if tokens is not None and tokens <= limit:
             break
     return [*tried, free]
 
 
-def _tune_split(question: Question, prior: Prior, start: Outcome) -> tuple[Outcome, list[Outcome]]:
-    """The start or a neighbour of its split, whichever simulates better; and the others."""
+def tune_split(question: Question, prior: Prior, start: Outcome) -> tuple[Outcome, list[Outcome]]:
+    """The proposal (the start or a neighbour of its split, whichever simulates better), and the others."""
     found = [start]
     for workers in (start.split.workers - 1, start.split.workers + 1):
         if 1 <= workers < question.gpus:
             option = Option(f"{workers} workers", start.strategy, workers)
             found.append(play(question, prior, option, start.max_staleness))
     best = max(found[1:], key=lambda outcome: outcome.useful_groups_per_min, default=start)
-    if best.useful_groups_per_min < _BETTER * start.useful_groups_per_min:
-        best = start
-    return best, [outcome for outcome in found if outcome is not best]
+    # Not below: without any group both rates are 0.
+    if best.useful_groups_per_min <= _BETTER * start.useful_groups_per_min:
+        return start, found[1:]
+    others = [replace(start, label=f"{start.split.workers} workers"), *found[1:]]
+    return replace(best, label=start.label), [outcome for outcome in others if outcome.label != best.label]
 
 
 def _alternatives(size: Size, sizes: tuple[Size, ...], rules: RulesOfThumb) -> list[Option]:

@@ -1,7 +1,9 @@
 """The books of a simulated run: what the visits in the first `num_turns` turns of the queue cost and brought.
 
 Invariants: only those visits enter, each once, however long it takes, until its group is taken or dropped; other
-prompts keep the slots full behind them. So no mean is bent by visits that are cut off.
+prompts keep the slots full behind them. So no mean is bent by visits that are cut off. Failed visits enter what was
+generated, and no mean. Real numbers are summed as whole multiples of `UNIT`: a sum of floats would differ in its last
+digit with the order in which visits end.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +16,12 @@ from engine.simulation.law import Visit, visit_of
 
 ENOUGH = 0.99
 """Share of the visits that must have ended before the queue may end."""
+UNIT = 2.0**-60
+"""Of exact sums: 2e-18 of rounding a term."""
+
+
+def _exact(value: float) -> int:
+    return round(value / UNIT)
 
 
 @dataclass(slots=True)
@@ -21,14 +29,14 @@ class Weigher:
     """Sums of advantages at one pass rate."""
 
     num_visits: int = 0
-    right: float = 0.0
-    """Sum over visits of the mean over kept samples of the right ones' advantages."""
-    wrong: float = 0.0
+    right: int = 0
+    """Sum over visits of the mean over kept samples of the right ones' advantages, in `UNIT`."""
+    wrong: int = 0
 
     def add(self, group: Group) -> None:
         """A group that is trained."""
         for sample in group.kept:
-            share = group.advantage(sample) / len(group.kept)
+            share = _exact(group.advantage(sample) / len(group.kept))
             if sample.is_right:
                 self.right += share
             else:
@@ -36,7 +44,8 @@ class Weigher:
 
     def weight(self, pass_rate: float) -> float:
         """The prompt weight E[ΣA+ / n]/p - E[ΣA- / n]/(1 - p), 0 < p < 1; engine/core/law.py has it exact."""
-        return self.right / self.num_visits / pass_rate - self.wrong / self.num_visits / (1.0 - pass_rate)
+        right, wrong = self.right * UNIT / self.num_visits, self.wrong * UNIT / self.num_visits
+        return right / pass_rate - wrong / (1.0 - pass_rate)
 
 
 @dataclass(slots=True)
@@ -53,9 +62,14 @@ class Books:
     """Visits that ended, skipped prompts included."""
     num_open_groups: int = 0
     """Sealed groups of theirs that are neither taken nor dropped."""
+    num_failed: int = 0
+    """Those whose prompt failed too often: they count as ended, and enter no mean."""
     counted: int = 0
+    """Samples that counted for a visit that did not fail."""
     counted_squared: int = 0
     """Sum of squares, a visit a term."""
+    counted_failed: int = 0
+    """Samples that counted for a failed visit."""
     greedy: int = 0
     """Greedy responses: they cost, but never count."""
     wasted: int = 0
@@ -68,15 +82,15 @@ class Books:
     dropped_groups: int = 0
     """Sealed groups that would have broken the bound."""
     lost_visits: int = 0
-    """Visits with a signal that made no group: the fresh samples of a class had run out, or the prompt failed."""
+    """Visits with a signal that made no group: the fresh samples of a class had run out."""
     trained_groups: int = 0
     """Groups that the learner took."""
     vacant_places: int = 0
     """Places of steps that the token budget of a step left without a group, over the whole run."""
     useful_groups: int = 0
     """Those of them that have an advantage and whose visit was solved."""
-    bias_sum: float = 0.0
-    """Sum of pool mean - p over visits with a pool."""
+    bias_sum: int = 0
+    """Sum of pool mean - p over visits with a pool, in `UNIT`."""
     num_pools: int = 0
     kept_right: int = 0
     kept_wrong: int = 0
@@ -85,7 +99,7 @@ class Books:
     staleness_sum: int = 0
     staleness_max: int = 0
     weighers: dict[float, Weigher] = field(default_factory=dict[float, Weigher])
-    """By pass rate, where the law of p is a number or a list."""
+    """By pass rate, where the law of p has few."""
 
     @property
     def is_done(self) -> bool:
@@ -104,12 +118,17 @@ class Books:
         if visit is None:
             return
         self.num_ended += 1
+        self._spend(arm)
+        if retirement.reason == "failed":
+            self.num_failed += 1
+            self.counted_failed += len(arm.counted)
+            return
         self._count(arm, visit)
         self.solved += retirement.reason == "solved"
-        self.zero_signal += retirement.reason != "failed" and not has_signal(arm, self.rule)
+        self.zero_signal += not has_signal(arm, self.rule)
         if retirement.group is not None:
             self.num_open_groups += 1
-        self.lost_visits += retirement.outcome in ("dropped_expired", "dropped_failed")
+        self.lost_visits += retirement.outcome == "dropped_expired"
         weigher = self.weighers.get(visit.pass_rate)
         if weigher is not None:
             weigher.num_visits += 1
@@ -160,15 +179,17 @@ class Books:
         visit = visit_of(arm)
         return visit if visit.number < self.num_turns else None
 
-    def _count(self, arm: Arm, visit: Visit) -> None:
-        num_counted = len(arm.counted)
-        self.counted += num_counted
-        self.counted_squared += num_counted * num_counted
+    def _spend(self, arm: Arm) -> None:
         self.greedy += arm.greedy is not None
         self.tokens_counted += arm.num_tokens
         for sample in arm.uncounted():
             self.wasted += 1
             self.tokens_wasted += sample.num_tokens
+
+    def _count(self, arm: Arm, visit: Visit) -> None:
+        num_counted = len(arm.counted)
+        self.counted += num_counted
+        self.counted_squared += num_counted * num_counted
         if num_counted:
             self.num_pools += 1
-            self.bias_sum += arm.num_right / num_counted - visit.pass_rate
+            self.bias_sum += _exact(arm.num_right / num_counted - visit.pass_rate)

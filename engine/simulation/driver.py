@@ -164,7 +164,8 @@ class Driver:
         while self._free > 0:
             launch = next_launch()
             if launch is None:
-                if not self._open_arm():
+                # Prompts that are given no samples fill no slot: without this an endless queue of them has no end.
+                if self.observer.is_done or not self._open_arm():
                     return
                 continue
             label, tokens = draw(launch)

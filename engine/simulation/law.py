@@ -10,6 +10,7 @@ Draws are made for `CHUNK` turns and `BLOCK` launches at once (numpy's Philox, k
 block): one draw alone would cost more than the rest of the simulated sample.
 """
 
+import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -128,7 +129,7 @@ class Laws:
         """Launch 0 under the greedy response's label: where that differs, the length is scaled to the other mean."""
         is_right = visit.pass_rate > 0.5
         was_right, tokens = visit.draw(0)
-        scale = self.mean_tokens(is_right=is_right) / self.mean_tokens(is_right=was_right)
+        scale = self._scale(is_right=is_right) / self._scale(is_right=was_right)
         return is_right, max(1, round(scale * tokens))
 
     def fails_after(self, launch: Launch) -> float | None:
@@ -140,7 +141,19 @@ class Laws:
         return (bits & 0x7FFFFFFF) * 2.0**-31
 
     def mean_tokens(self, *, is_right: bool) -> float:
-        """Mean length of right or wrong responses."""
+        """Mean length of right or wrong responses as they are drawn: E[max(1, floor(mS + U))].
+
+        S is lognormal with mean 1. E[floor(mS + U)] = m, and the maximum adds a token where that is 0, with probability
+        E[max(0, 1 - mS)]: the put of Black and Scholes (1973), Φ(σ - d) - m·Φ(-d) with d = (ln m + σ²/2)/σ.
+        """
+        mean, sigma = self._scale(is_right=is_right), self.config.tokens_sigma
+        if not sigma:
+            return max(1.0, mean)
+        place = (math.log(mean) + sigma * sigma / 2.0) / sigma
+        return mean + _below(sigma - place) - mean * _below(-place)
+
+    def _scale(self, *, is_right: bool) -> float:
+        """m: the mean before lengths are whole numbers of at least one."""
         return self.config.tokens_mean * (1.0 if is_right else self.config.length_ratio_wrong)
 
     def _pass_rates(self) -> Iterator[float]:
@@ -157,6 +170,11 @@ def visit_of(arm: Arm) -> Visit:
     if not isinstance(visit, Visit):
         raise TypeError(f"a simulated prompt must carry a Visit, got {type(visit).__name__}")
     return visit
+
+
+def _below(place: float) -> float:
+    """P(Z < place), Z standard normal; exact far below 0 too."""
+    return math.erfc(-place / math.sqrt(2.0)) / 2.0
 
 
 def _generator(seed: int, stream: int, chunk: int, block: int) -> np.random.Generator:

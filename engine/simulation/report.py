@@ -3,11 +3,11 @@
 import math
 from dataclasses import asdict, dataclass
 
-from engine.simulation.books import Books
+from engine.simulation.books import UNIT, Books
 from engine.simulation.driver import Driver
 from engine.simulation.law import Laws
 
-_TEXT_ONLY = ("visits_lost", "vacant_places")
+_TEXT_ONLY = ("vacant_places",)
 Value = str | int | float | dict[str, float] | None
 
 
@@ -25,11 +25,11 @@ class Report:
     prompts: int
     """`sim.prompts`."""
     samples_per_prompt_mean: float
-    """Counted samples of a visit; a greedy response is none."""
+    """Counted samples of a visit; a greedy response is none. Failed visits are left out of this and of all means."""
     samples_per_prompt_se: float | None
     """Standard error of that mean, visits taken as independent (those of one prompt are not, in several epochs)."""
     success_rate: float
-    """Share of visits that ended `solved`."""
+    """Share of visits that ended `solved`: for filter, dapo and reject the valid ones, with both classes."""
     zero_signal_rate: float
     """Share of visits whose pool carries no gradient (no spread; for right-only strategies: no right sample; under
     `remax`: every reward that of the greedy response; under `reinforce++`: none)."""
@@ -41,7 +41,7 @@ class Report:
     """Mean over visits of the share of right samples in the pool minus the prompt's pass rate."""
     implied_weight: dict[str, float]
     """Pass rate -> measured w of E[gradient of a visit] = w·∇p (kept samples averaged in their group); only where
-    `sim.pass_rate` is a number or a list, and 0 < p < 1."""
+    `sim.pass_rate` is a number, a list or a profile of few rates, and 0 < p < 1."""
     tokens_generated: int
     """Counted and wasted, and those of greedy responses."""
     tokens_wasted: int
@@ -73,8 +73,13 @@ class Report:
     passed_over: int
     """Turns that the selector did not make a visit: visits + passed_over = prompts x sim.epochs."""
     visits_lost: int
-    """Visits with a signal that made no group: at their budget's end no fresh sample of one class was left, or the
-    prompt failed. Only in the text: readers of the JSON know its keys by heart."""
+    """Visits with a signal that made no group: at their budget's end no fresh sample of one class was left."""
+    visits_failed: int
+    """Visits whose prompt was given up since a request failed `worker.max_sample_failures` times. What they generated
+    is in samples and tokens; they enter no mean and no rate."""
+    launches: int
+    """Requests of the whole run, those of the prompts that follow included: what `wall_s` was spent on. Not `samples`,
+    which are those of the reported visits alone."""
     vacant_places: int
     """Places of steps that `learner.max_tokens_per_step` left without a group, over the whole run. Only in the text."""
 
@@ -88,7 +93,7 @@ class Report:
         per_group = self.samples / self.useful_groups if self.useful_groups else math.nan
         lines = [
             f"{self.strategy}: {self.prompts} prompts, {self.visits} visits, {self.samples} samples in"
-            f" {self.virtual_s:.1f} virtual s ({self.wall_s:.2f} s real)",
+            f" {self.virtual_s:.1f} virtual s ({self.wall_s:.2f} s real for {self.launches} requests in all)",
             f"samples a visit     {self.samples_per_prompt_mean:.4f}{error}; solved {self.success_rate:.4f},"
             f" without signal {self.zero_signal_rate:.4f}",
             f"useful groups       {self.useful_groups}, each {per_group:.2f} samples and"
@@ -101,6 +106,8 @@ class Report:
             f" wrong {_number(self.kept_length_ratio_wrong, 3)} of their law's; pool mean bias"
             f" {_number(self.pool_mean_bias, 4)}",
         ]
+        if self.visits_failed:
+            lines.append(f"visits failed       {self.visits_failed}, in no mean")
         if self.vacant_places:
             lines.append(f"places left vacant  {self.vacant_places}")
         if self.passed_over:
@@ -114,17 +121,17 @@ class Report:
 def make_report(strategy: str, books: Books, driver: Driver, laws: Laws, wall_s: float) -> Report:
     """The record of a run that has ended."""
     tokens = books.tokens_counted + books.tokens_wasted
-    kept, visits = books.kept_right + books.kept_wrong, books.num_ended
+    kept, visits = books.kept_right + books.kept_wrong, books.num_ended - books.num_failed
     return Report(
         strategy=strategy,
         prompts=laws.config.prompts,
-        samples_per_prompt_mean=books.counted / visits,
+        samples_per_prompt_mean=_ratio(books.counted, visits) or 0.0,
         samples_per_prompt_se=_standard_error(books),
-        success_rate=books.solved / visits,
-        zero_signal_rate=books.zero_signal / visits,
+        success_rate=_ratio(books.solved, visits) or 0.0,
+        zero_signal_rate=_ratio(books.zero_signal, visits) or 0.0,
         kept_length_ratio_right=_ratio(books.kept_right_tokens, books.kept_right * laws.mean_tokens(is_right=True)),
         kept_length_ratio_wrong=_ratio(books.kept_wrong_tokens, books.kept_wrong * laws.mean_tokens(is_right=False)),
-        pool_mean_bias=_ratio(books.bias_sum, books.num_pools),
+        pool_mean_bias=_ratio(books.bias_sum * UNIT, books.num_pools),
         implied_weight={
             f"{rate:g}": weigher.weight(rate)
             for rate, weigher in sorted(books.weighers.items())
@@ -140,17 +147,19 @@ def make_report(strategy: str, books: Books, driver: Driver, laws: Laws, wall_s:
         staleness_mean=_ratio(books.staleness_sum, kept),
         groups_dropped=books.dropped_groups,
         virtual_s=driver.now,
-        samples=books.counted + books.greedy + books.wasted,
+        samples=books.counted + books.counted_failed + books.greedy + books.wasted,
         wall_s=wall_s,
-        visits=visits,
+        visits=books.num_ended,
         passed_over=books.num_passed_over,
         visits_lost=books.lost_visits,
+        visits_failed=books.num_failed,
+        launches=driver.num_launched,
         vacant_places=books.vacant_places,
     )
 
 
 def _standard_error(books: Books) -> float | None:
-    count = books.num_ended
+    count = books.num_ended - books.num_failed
     if count < 2:
         return None
     # Integers: no cancellation.

@@ -19,6 +19,9 @@ from engine.simulation.pace import measure_step_s
 from engine.simulation.queue import Queue
 from engine.simulation.report import Report, make_report
 
+FEW_RATES = 32
+"""Distinct rates of a profile that are reported one by one, at most."""
+
 
 def simulate(config: Config, step_s: float | None = None) -> Report:
     """Play the run that `config` describes.
@@ -33,7 +36,7 @@ def simulate(config: Config, step_s: float | None = None) -> Report:
         RunError: a run that stands still.
     """
     sim = config.sim
-    prior = load_law(sim.pass_rate)
+    prior = load_law(sim.pass_rate, "sim.pass_rate")
     policy = replace(make_policy(config), seed=sim.seed, fixed_width=sim.width or config.strategy.width)
     speed = Speed(sim.workers * sim.slots, sim.tokens_per_s, sim.latency_s, 0.0, sim.update_s)
     laws, first_visits = Laws(sim, prior), sim.model_copy(update={"epochs": 1})
@@ -55,8 +58,9 @@ def simulate(config: Config, step_s: float | None = None) -> Report:
 
 
 def _weighers(config: Config, prior: Prior) -> dict[float, Weigher]:
-    """One for each pass rate, where they were given as numbers."""
-    if isinstance(config.sim.pass_rate, str):
+    """One for each pass rate, where they were given as numbers or are few."""
+    is_few = len(prior.pieces) <= FEW_RATES and all(piece.low == piece.high for piece in prior.pieces)
+    if isinstance(config.sim.pass_rate, str) and not is_few:
         return {}
     return {piece.low: Weigher() for piece in prior.pieces}
 

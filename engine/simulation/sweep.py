@@ -56,10 +56,13 @@ def sweep(config: Config, folder: Path, pass_rates: Sequence[float] = PASS_RATES
         pass_rates: Of the rows.
 
     Raises:
-        ConfigError: matplotlib is not installed; found out before anything runs.
+        ConfigError: matplotlib is not installed, or `folder` cannot be made; found out before anything runs.
     """
     _check_plots()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(f"--out {folder}: no folder can be made there: {exc.strerror}") from exc
     rows = list(table(config, pass_rates))
     path = folder / "sweep.csv"
     with path.open("w", encoding="utf-8", newline="") as file:

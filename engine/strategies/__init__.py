@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 from configs.root import Config
 from configs.strategy import Strategy as StrategyConfig
+from configs.strategy import is_own
 from engine.core.strategy import Strategy
 from engine.strategies import custom
 from engine.strategies.balance import Balance
 from engine.strategies.estimate import Estimate
+from engine.strategies.filtered import Filtered
 from engine.strategies.fixed import Fixed
 from engine.strategies.giveup import GiveUp
 from engine.strategies.gvm import Gvm
@@ -18,6 +20,7 @@ from engine.strategies.knapsack import Knapsack
 from engine.strategies.pilot import Pilot
 from engine.strategies.positives import Positives
 from engine.strategies.raft import Raft
+from engine.strategies.refusals import check_sizes
 from engine.strategies.rounds import Rounds
 from engine.strategies.vip import Vip
 
@@ -28,10 +31,11 @@ def build(own: StrategyConfig, config: Config) -> Strategy:
     """The strategy that `own.name` names, with the settings of its family from `config`.
 
     Raises:
-        ConfigError: a user's strategy that cannot be loaded.
+        ConfigError: a user's strategy that cannot be loaded, or sizes that the strategy would not use as written.
     """
-    if ":" in own.name:
+    if is_own(own.name):
         return custom.load(own)
+    check_sizes(own, config)
     return MAKERS[own.name](own, config)
 
 
@@ -45,6 +49,10 @@ def _positives(own: StrategyConfig, _: Config) -> Strategy:
 
 def _fixed(own: StrategyConfig, _: Config) -> Strategy:
     return Fixed(own.n_max, own.group_size)
+
+
+def _filtered(own: StrategyConfig, _: Config) -> Strategy:
+    return Filtered(own.n_max, own.group_size)
 
 
 def _raft(own: StrategyConfig, _: Config) -> Strategy:
@@ -110,9 +118,9 @@ def _staged(_: StrategyConfig, config: Config) -> Strategy:
 
 MAKERS: dict[str, Maker] = {
     "balance": _balance,
-    "dapo": _fixed,
+    "dapo": _filtered,
     "estimate": _estimate,
-    "filter": _fixed,
+    "filter": _filtered,
     "fixed": _fixed,
     "giveup": _giveup,
     "gvm": _gvm,
@@ -120,18 +128,19 @@ MAKERS: dict[str, Maker] = {
     "pilot": _pilot,
     "positives": _positives,
     "raft": _raft,
-    "reject": _fixed,
+    "reject": _filtered,
     "rounds": _rounds,
     "staged": _staged,
     "vip": _vip,
 }
-"""fixed, filter, dapo and reject draw alike; they differ in what becomes of arms without signal and in advantages
-(engine/policy.py); staged is the strategy of its first stage, the policy has the others."""
+"""filter, dapo and reject differ in what becomes of arms without signal and in advantages (engine/policy.py); staged is
+the strategy of its first stage, the policy has the others."""
 
 __all__ = [
     "MAKERS",
     "Balance",
     "Estimate",
+    "Filtered",
     "Fixed",
     "GiveUp",
     "Gvm",

@@ -1,4 +1,4 @@
-"""A user's own strategy, `strategy.name = "package.module:Class"`.
+"""A user's own strategy, `strategy.name = "package.module:Class"` (or the dotted path `package.module.Class`).
 
 The class is made with one argument, the [strategy] section, and has the members of engine.core.strategy.Strategy
 (`FullBudget` gives it `window` and `budgets`).
@@ -26,6 +26,8 @@ MEMBERS = ("group_size", "n_max", "selection", "window", "budgets", "verdict", "
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 ENDS = tuple(verdict for verdict in VERDICTS if verdict not in ("continue", "again"))
 SELECTIONS: tuple[str, ...] = get_args(Selection)
+FAULTS = (Exception, SystemExit)
+"""What code of a user may raise: `sys.exit()` there must not end the engine without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Checked:
     def _ask(self, what: str, method: Callable[[T], object], about: T) -> object:
         try:
             return method(about)
-        except Exception as exc:
+        except FAULTS as exc:
             raise RunError(f"strategy {self.name}: {what} raised {_text(exc)} for {_describe(about)}") from exc
 
     def _nonsense(self, what: str, answer: object, counts: Counts, allowed: str) -> RunError:
@@ -101,7 +103,7 @@ def load(own: StrategyConfig) -> Strategy:
     found = _find(own.name)
     try:
         made = cast("Callable[[StrategyConfig], object]", found)(own)
-    except Exception as exc:
+    except FAULTS as exc:
         raise ConfigError(
             f"strategy.name {own.name!r}: {found.__name__}(config.strategy) raised {_text(exc)}; "
             "the class is made with one argument, the [strategy] section"
@@ -124,12 +126,12 @@ def load(own: StrategyConfig) -> Strategy:
 
 
 def _find(name: str) -> type:
-    path, _, class_name = name.partition(":")
+    path, _, class_name = name.partition(":") if ":" in name else name.rpartition(".")
     if not all(part.isidentifier() for part in (*path.split("."), class_name)):
-        raise ConfigError(f"strategy.name must look like package.module:Class, got {name!r}")
+        raise ConfigError(f"strategy.name must look like package.module:Class or package.module.Class, got {name!r}")
     try:
         module = importlib.import_module(path)
-    except Exception as exc:
+    except FAULTS as exc:
         raise ConfigError(
             f"strategy.name {name!r}: module {path} cannot be imported: {_text(exc)}; "
             "it must be installed, or lie in the folder that the run starts in"
@@ -146,7 +148,11 @@ def _find(name: str) -> type:
 
 def _rehearse(strategy: Checked) -> None:
     """Ask what every arm will be asked first: a misspelt name shows now, not after the workers have started."""
-    strategy.budgets([EMPTY] * strategy.window)
+    if not any(strategy.budgets([EMPTY] * strategy.window)):
+        raise RunError(
+            f"strategy {strategy.name}: budgets returned 0 for every prompt that was never visited; no prompt would"
+            " ever be sampled"
+        )
     for right, wrong in ((0, 0), (1, 0), (0, 1)):
         counts = Counts(right, wrong, right, wrong, strategy.n_max)
         if not counts.total or strategy.verdict(counts) == "continue":
@@ -171,7 +177,7 @@ def _selection(name: str, made: object) -> Selection:
 def _read(name: str, made: object, member: str) -> object:
     try:
         return getattr(made, member)
-    except Exception as exc:
+    except FAULTS as exc:
         raise ConfigError(f"strategy.name {name!r}: {member} raised {_text(exc)}") from exc
 
 
@@ -188,5 +194,5 @@ def _describe(about: object) -> str:
     )
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -24,6 +24,7 @@ KEYS = [
     "kept_length_ratio_right", "kept_length_ratio_wrong", "pool_mean_bias", "implied_weight", "tokens_generated",
     "tokens_wasted", "useful_groups", "tokens_per_useful_group", "worker_busy_ratio", "learner_idle_ratio",
     "staleness_max", "staleness_mean", "groups_dropped", "virtual_s", "samples", "wall_s", "visits", "passed_over",
+    "visits_lost", "visits_failed", "launches",
 ]  # fmt: skip
 POSITIVES_8 = "strategy.name=positives strategy.k_pos=8 strategy.n_max=64 strategy.group_size=16"
 BALANCE_4 = "strategy.k_pos=4 strategy.k_neg=4 strategy.n_max=64 strategy.group_size=8"
@@ -262,6 +263,13 @@ def test_the_sweep_writes_a_table_and_a_plot_of_each_rule(tmp_path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[1:])
 
 
+def test_a_folder_of_the_sweep_that_is_a_file_is_refused_by_its_flag(tmp_path, capsys) -> None:
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    for out in (tmp_path / "taken", tmp_path / "taken" / "inner"):
+        assert main(["--config", str(PRESET), "--sweep", "--out", str(out), "sim.prompts=1"]) == 2
+        assert f"error: --out {out}: no folder can be made there" in capsys.readouterr().err
+
+
 def test_the_command_prints_every_key_as_json(capsys) -> None:
     assert main(["--config", str(PRESET), "--json", "sim.prompts=50"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -290,8 +298,10 @@ def test_the_command_prints_a_short_text(capsys) -> None:
         ("sim.pass_rate=nan", "sim.pass_rate must be a number in [0, 1]"),
         ("sim.pass_rate=true", "sim.pass_rate must be a number in [0, 1]"),
         ("sim.pass_rate=0.1,1.2", "sim.pass_rate must be a number in [0, 1]"),
-        ("sim.pass_rate=0.1,x", "must be tiers, numbers, or a .jsonl or .csv profile, got '0.1,x'"),
+        ("sim.pass_rate=0.1,x", "sim.pass_rate must be tiers, numbers, or a .jsonl or .csv profile, got '0.1,x'"),
         ("simulated.pass_rate=[1.5]", "simulated.pass_rate.0: Input should be less than or equal to 1, got 1.5"),
+        ("sim.pass_rate=teirs", "sim.pass_rate must be tiers, numbers, or a .jsonl or .csv profile, got 'teirs'"),
+        ("sim.pass_rate=0.1,", "sim.pass_rate must be tiers, numbers, or a .jsonl or .csv profile, got '0.1,'"),
         ("sim.epochs=0", "sim.epochs"),
         ("sim.prompts=0", "sim.prompts"),
         ("sim.slots=0", "sim.slots"),
@@ -299,6 +309,8 @@ def test_the_command_prints_a_short_text(capsys) -> None:
         ("sim.learner_ratio=inf", "sim.learner_ratio"),
         ("sim.failure_rate=1", "sim.failure_rate"),
         ("sim.tokens_mean=-3", "sim.tokens_mean"),
+        ("sim.tokens_mean=1e300", "sim.tokens_mean must be <= 2.06e+13 with tokens_sigma = 0.8"),
+        ("sim.length_ratio_wrong=1e300", "length_ratio_wrong = 1e+300, got 64: responses of 2^53 tokens"),
         ("strategy.at_exit=wait", "strategy.at_exit"),
         ("strategy.max_tokens_per_visit=-1", "strategy.max_tokens_per_visit"),
         ("learner.max_tokens_per_step=-1", "learner.max_tokens_per_step"),
@@ -325,7 +337,9 @@ def test_a_measured_profile_gives_the_pass_rates_and_a_bad_row_is_named(tmp_path
 @pytest.mark.parametrize(
     ("prior", "words"),
     [
-        ("1.7", "'1.7': "),
+        ("1.7", "error: futility.prior '1.7': "),
+        ("soft", "futility.prior must be tiers, numbers, or a .jsonl or .csv profile, got 'soft'"),
+        ("0.0", "error: strategy.futility = optimal: no pass rate of the prior"),
         ("[0.2,-1]", "'0.2,-1': "),
         ("nowhere.csv", "nowhere.csv: cannot be read"),
         ("true", "valid str"),

@@ -145,6 +145,10 @@ def test_a_missing_file_and_a_broken_file_say_so(tmp_path):
         load_config(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(_write(tmp_path, "[run\n"))
+    path = tmp_path / "latin.toml"
+    path.write_bytes('[run]\nname = "Zürich"\n'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"config .*latin.toml: not UTF-8 text: invalid start byte at byte 15"):
+        load_config(path)
 
 
 def test_a_loaded_config_cannot_be_changed(tmp_path):

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from configs import Config
-from configs.load import ConfigError
+from configs.load import ConfigError, load_config
 from configs.strategy import Strategy as StrategyConfig
 from engine.core.errors import RunError, first_cause
 from engine.core.past import EMPTY
 from engine.core.policy import Policy
 from engine.core.staleness import Bound
 from engine.core.strategy import Counts, Strategy
+from engine.policy import make_policy
 from engine.serve import main
+from engine.simulation.run import simulate
 from engine.strategies.custom import load
 from engine.strategies.positives import Positives
 from tests.support.event_driver import Driver, bernoulli
@@ -102,14 +104,24 @@ def test_a_strategy_of_ones_own_decides_as_the_built_in_one_with_the_same_rule(w
     assert pools(own) == pools(Positives(3, 16, 6))
 
 
+@pytest.mark.parametrize("path", ["{}:Own", "{}.Own"])
+def test_a_strategy_is_found_by_a_path_with_a_colon_or_with_dots_only(write, path) -> None:
+    own = load_config(SIM, [f"strategy.name={path.format(write(SOUND))}", "strategy.n_max=16"])
+    assert make_policy(own).strategy.n_max == 16
+
+
 @pytest.mark.parametrize(
     ("text", "wanted", "message"),
     [
         (SOUND, "{module}:Missing", "module {module} has no class Missing; it has: Own"),
         (SOUND, "{module}:FullBudgets", "it has: Own$"),
-        (SOUND, "{module}:Own.verdict", "must look like package.module:Class, got '{module}:Own.verdict'"),
+        (SOUND, "{module}:Own.verdict", "must look like package.module:Class or .*, got '{module}:Own.verdict'"),
         (SOUND, "{module}.inner:Own", "module {module}.inner cannot be imported: ModuleNotFoundError"),
-        (SOUND, ":Own", "must look like package.module:Class, got ':Own'"),
+        (SOUND, ":Own", "must look like package.module:Class or .*, got ':Own'"),
+        (SOUND, "{module}.Missing", "module {module} has no class Missing; it has: Own"),
+        (SOUND, ".Own", "must look like package.module:Class or .*, got '.Own'"),
+        (SOUND, "{module}.", "must look like package.module:Class or .*, got '{module}.'"),
+        ("raise SystemExit(3)", "{module}:Own", "module {module} cannot be imported: SystemExit: 3"),
         ("1 / 0", "{module}:Own", "module {module} cannot be imported: ZeroDivisionError: division by zero"),
         ("def Own(", "{module}:Own", "module {module} cannot be imported: SyntaxError"),
         ("Own = 3", "{module}:Own", "module {module} has no class Own; it has: none"),
@@ -141,6 +153,12 @@ def test_a_strategy_that_cannot_be_loaded_is_refused_by_name(write, text, wanted
         ("window = property(lambda self: 1 / 0)", "window raised ZeroDivisionError"),
         (always("selection", "best"), "selection must be one of balanced, uniform, right, got 'best'"),
         ("def budgets(self, pasts): return []", r"budgets returned \[\] for 1 prompts; allowed: 1 integers in \[0, "),
+        (
+            "def budgets(self, pasts): return [0] * len(pasts)",
+            "budgets returned 0 for every prompt that was never visited",
+        ),
+        ("window = property(lambda self: exit(2))", "window raised SystemExit: 2"),
+        ("def __init__(self, config): exit(2)", r"\(config.strategy\) raised SystemExit: 2"),
         ("def need(self): return 1", "need raised TypeError: .* for an arm with 0 right"),
         ("def need(self, counts): return 0", r"need returned 0 .* allowed: an integer in \[1, 32\]"),
         ("def missing(self, counts): return 2", r"missing returned 2 .*\(right, wrong\)"),
@@ -165,6 +183,7 @@ def counts(right: int, wrong: int, budget: int = 32) -> Counts:
     [
         ("verdict", "return None", "verdict returned None .* allowed: continue, solved, exhausted, futile, again"),
         ("verdict", "return ['solved']", r"verdict returned \['solved'\]"),
+        ("verdict", "raise SystemExit(3)", "verdict raised SystemExit: 3"),
         ("verdict", "return 1 / 0", "verdict raised ZeroDivisionError: division by zero"),
         ("need", "return 0", r"need returned 0 .* allowed: an integer in \[1, 28\]"),
         ("need", "return -1", "need returned -1"),
@@ -222,6 +241,13 @@ def test_budgets_that_raise_name_the_strategy(write) -> None:
         made(write, second("[1 / 0]", "[8]")).budgets([EMPTY])
 
 
+def test_prompts_that_are_given_no_samples_at_all_end_a_simulated_run(write) -> None:
+    name = f"{write(altered(second('[0] * len(pasts)', '[8]')))}:Altered"
+    report = simulate(load_config(SIM, [f"strategy.name={name}", "sim.prompts=50"]))
+    assert (report.visits, report.samples, report.launches) == (50, 0, 0)
+
+
+SIM = Path(__file__).resolve().parents[2] / "configs" / "sim.toml"
 BASE = {
     "run": {"name": "sim", "max_steps": 5},
     "model": {"max_context_tokens": 4096},

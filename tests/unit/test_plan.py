@@ -10,7 +10,7 @@ from configs.load import load_config
 from engine.core.prior import of_rates, tiers
 from engine.plan import main
 from engine.planning.page import as_json, as_text, limited_by
-from engine.planning.propose import STALENESS, TOLERANCE, Plan, balance, propose
+from engine.planning.propose import STALENESS, TOLERANCE, Plan, balance, propose, tune_split
 from engine.planning.question import Question, estimate_memory
 from engine.planning.rules_of_thumb import BASE, HARD, median, rules_of_thumb, weight
 from engine.planning.trial import NO_EXPIRY, Option, balanced_split, exact, gpu_seconds, play
@@ -219,6 +219,36 @@ def test_prompts_that_are_too_hard_are_said_to_be_so() -> None:
     assert "> 1e6" in text
 
 
+@cache
+def hopeless() -> Plan:
+    """A plan none of whose runs of the proposed size makes a group."""
+    return propose(Question(2500.0, 8000.0, pass_rate="0.001", samples=2000))
+
+
+def test_without_a_simulated_group_the_first_row_is_the_proposal_at_its_own_split() -> None:
+    found = hopeless()
+    assert found.chosen.report.useful_groups == 0
+    assert (found.chosen.label, found.chosen.split.workers) == ("proposal", 7)
+    assert [o.label for o in found.alternatives if o.label in ("proposal", "6 workers")] == ["6 workers"]
+
+
+def test_without_a_simulated_group_no_bound_is_called_good_enough_and_the_text_says_why() -> None:
+    found, text = hopeless(), as_text(hopeless())
+    assert [outcome.max_staleness for outcome in found.etas] == [*STALENESS, NO_EXPIRY]
+    assert "staleness.max     8: the largest tried; no useful group was simulated without expiry" in text
+    assert "gives             unknown: no useful group was simulated; more --samples" in text
+    assert "WHAT IT COSTS (20 prompts a run: no useful group was simulated)" in text
+    assert " - s" not in text
+
+
+def test_a_better_neighbour_of_the_split_becomes_the_proposal_and_the_start_keeps_its_row() -> None:
+    question = Question(2500.0, 8000.0, pass_rate="0.2", samples=1000)
+    start = play(question, of_rates([0.2]), Option("proposal", balance(2, 32), 3), NO_EXPIRY)
+    chosen, others = tune_split(question, of_rates([0.2]), start)
+    assert (chosen.label, chosen.split.workers) == ("proposal", 4)
+    assert [(o.label, o.split.workers) for o in others] == [("3 workers", 3), ("2 workers", 2)]
+
+
 def test_a_step_that_is_too_small_for_the_slots_is_named() -> None:
     question = Question(2500.0, 8000.0, pass_rate="0.2", samples=1000, gpus=2, groups_per_step=4)
     assert "more groups a step or fewer slots would help" in as_text(propose(question))
@@ -239,13 +269,18 @@ def test_a_step_that_is_too_small_for_the_slots_is_named() -> None:
         ("--seed -1", "--seed must be an integer >= 0, got -1"),
         ("--pass-rate 1.5", "a pass rate must be in [0, 1], got 1.5"),
         ("--pass-rate nowhere.jsonl", "nowhere.jsonl: cannot be read"),
-        ("--pass-rate hard", "must be tiers, numbers, or a .jsonl or .csv profile, got 'hard'"),
+        ("--pass-rate hard", "--pass-rate must be tiers, numbers, or a .jsonl or .csv profile, got 'hard'"),
         ("--pass-rate 0,1", "--pass-rate 0,1: no prompt can be both right and wrong"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(flags, words, capsys) -> None:
     assert main([*SPEEDS, *flags.split()]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_an_empty_law_is_named_by_its_flag(capsys) -> None:
+    assert main([*SPEEDS, "--pass-rate", ""]) == 2
+    assert "--pass-rate must be tiers, numbers, or a .jsonl or .csv profile, got ''" in capsys.readouterr().err
 
 
 def test_a_missing_speed_is_a_usage_error(capsys) -> None:

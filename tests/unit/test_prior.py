@@ -121,7 +121,7 @@ def test_a_profile_of_rates_or_of_counts_is_a_law(tmp_path) -> None:
     table = tmp_path / "profile.csv"
     table.write_text("prompt_id,rate,right,total\na,0.25,,\n7,,3,4\n")
     assert load_profile(lines) == load_profile(table) == {"a": 0.25, "7": 0.75}
-    assert load_law(str(table)).nodes == (0.25, 0.75)
+    assert load_law(f" {table} ").nodes == (0.25, 0.75)
 
 
 BAD_ROWS = [
@@ -130,6 +130,8 @@ BAD_ROWS = [
     ('{"prompt_id": "b", "rate": NaN}', "rate must be a finite number"),
     ('{"prompt_id": "b", "rate": true}', "rate must be a finite number, got True"),
     ('{"prompt_id": "b", "right": 5, "total": 4}', "got 5 of 4"),
+    ('{"prompt_id": "b", "right": 1.5, "total": 4}', "right must be a whole number, got 1.5"),
+    ('{"prompt_id": "b", "right": 1, "total": 4.5}', "total must be a whole number, got 4.5"),
     ('{"prompt_id": "b", "right": 0, "total": 0}', "total >= 1"),
     ('{"prompt_id": "b", "right": 1}', "total is missing"),
     ('{"prompt_id": "b"}', "needs a rate"),
@@ -156,6 +158,17 @@ def test_a_bad_line_of_a_csv_profile_is_named(tmp_path, row, message) -> None:
     path.write_text("prompt_id,rate\na,0.25\n" + row + "\n")
     with pytest.raises(DataError, match=rf"profile\.csv:3: .*{message}"):
         load_profile(path)
+
+
+@pytest.mark.parametrize("source", ["", "easy", "0.1,", "profile.txt"])
+def test_text_that_is_no_law_names_the_key_it_stands_at(source) -> None:
+    with pytest.raises(DataError, match=f"^sim.pass_rate must be tiers, numbers, or .* profile, got '{source}'$"):
+        load_law(source, "sim.pass_rate")
+
+
+def test_a_profile_of_another_kind_is_refused(tmp_path) -> None:
+    with pytest.raises(DataError, match=r"a profile must be a \.jsonl or \.csv file, got 'rates.txt'"):
+        load_profile("rates.txt")
 
 
 def test_what_is_no_law_is_refused(tmp_path) -> None:

@@ -66,7 +66,6 @@ def test_a_dumped_configuration_holds_the_size_it_was_run_with(tmp_path) -> None
 
 def test_giveup_has_keys_of_its_own_and_leaves_the_others_alone() -> None:
     assert built("strategy.name=giveup") == GiveUp(4, 0.95, 1024, 0)
-    assert built("strategy.name=giveup", "strategy.n_max=8", "strategy.round_size=2") == GiveUp(4, 0.95, 1024, 0)
     own = ("giveup.k=16", "giveup.p_requeue=0.875", "giveup.max_samples=160", "strategy.group_size=4")
     assert built("strategy.name=giveup", *own) == GiveUp(16, 0.875, 160, 4)
     assert built("strategy.name=rounds", "giveup.k=2").round_size == 8
