@@ -204,6 +204,8 @@ class Scheduler:
                 await self._generate(launch)
             elif not self._open_arm():
                 return
+            else:
+                await asyncio.sleep(0)  # a strategy may give any number of prompts no budget: others get their turn
 
     def _open_arm(self) -> bool:
         """Let another arm ask for samples: one that was parked, else that of a new prompt."""

@@ -1,15 +1,21 @@
-"""Settings that a strategy would ignore, cut short or never make a group with: refused by name where it is built.
+"""Settings that a strategy would cut short or never make a group with: refused by name where it is built.
+
+What another strategy reads may stay in the file, since runs are compared by changing strategy.name: a warning says so.
 
 Sections are checked alone when they load (configs/strategy.py); here a strategy meets the section of its family and
 the run's advantages. A key counts as given where it differs from its default, so that a dumped configuration, which
 holds every key, loads again.
 """
 
+import logging
+
 from configs.load import ConfigError
 from configs.root import Config
 from configs.strategy import Pilot, Strategy
 from engine.core.advantage import AdvantageRule
 from engine.core.strategy import Strategy as Built
+
+log = logging.getLogger(__name__)
 
 FILTERS = ("dapo", "filter", "reject")
 """Strategies that are `fixed` but for leaving out groups without signal."""
@@ -21,18 +27,15 @@ INSTEAD = {
 
 
 def check_sizes(own: Strategy, config: Config) -> None:
-    """Refuse sizes that a built-in strategy would not use as they are written.
+    """Refuse sizes that a built-in strategy would not use as they are written; warn of those it does not read.
 
     Raises:
         ConfigError: which key, what was got, what is allowed.
     """
     for key, instead in INSTEAD.get(own.name, {}).items():
-        default = Strategy.model_fields[key].default
-        if key in own.model_fields_set and (value := own.model_dump()[key]) != default:
-            raise ConfigError(
-                f"strategy.{key} has no effect with {own.name}, got {value}: {instead} says it;"
-                f" leave {key} out, or at its default {default}"
-            )
+        value = own.model_dump()[key]
+        if key in own.model_fields_set and value != Strategy.model_fields[key].default:
+            log.warning("strategy.%s = %s has no effect with %s: %s says it", key, value, own.name, instead)
     if own.name == "giveup":
         _check_group_size(own, "giveup.max_samples", config.giveup.max_samples)
         if own.group_size % 2:

@@ -84,7 +84,7 @@ def test_the_schedule_of_one_then_four_then_eight_loads_and_takes_effect_at_its_
             '"estimate", k_pos = 8',
             "advantage.name = auto means ada for .*, hybrid for estimate",
         ),
-        ('"balance", k_pos = 8', '"giveup", k_pos = 8', "strategy.n_max has no effect with giveup, got 64"),
+        ('"balance", k_pos = 8', '"giveup", k_pos = 8', "advantage.name = auto means ada for .*, anchored for giveup"),
         ('"balance", k_pos = 8', '"fixed", k_pos = 8', "strategy.unresolved = auto means drop for .*, keep for fixed"),
         ('"balance", k_pos = 8', '"gvm", k_pos = 8', "history.version_decay must be < 1 for gvm"),
         ("n_max = 32, g", "n_max = 7, g", r"stages.0: strategy.n_max must be >= k_pos \+ k_neg = 8"),
