@@ -1,4 +1,8 @@
-"""A sealed group as the learner gets it."""
+"""A sealed group as the learner gets it.
+
+Token advantages and weights stay empty: responses are single-turn texts, every token of which the policy drew, and an
+advantage belongs to the whole response.
+"""
 
 from typing import cast
 

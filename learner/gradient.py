@@ -5,7 +5,7 @@ proximal policy are only computed when the loss asks for them; nothing here chan
 
 Called by the backends: `micro_batches` cuts groups to the token budget, `MicroBatchLoss` turns one cut into a loss.
 
-Shapes: R response tokens of a micro-batch, S responses.
+Shapes: R trained response tokens of a micro-batch, S responses.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +33,9 @@ class GroupReport:
     """What the forward pass showed of one group."""
 
     is_finite: bool = True
-    """All its logprobs and entropies are."""
+    """All its logprobs and entropies are, and those logprobs that the reference and the proximal policy give it."""
     own_tokens: int = 0
-    """Response tokens drawn from the version that trains them (lag 0)."""
+    """Trained response tokens drawn from the version that trains them (lag 0)."""
     mismatch: float = 0.0
     """Σ |behaviour - learner logprob| over those, nats: 0 but for rounding where engine and learner agree."""
 
@@ -123,7 +123,7 @@ class MicroBatchLoss:
         return loss, Gradient(sums, batch.num_packed_tokens, _group_reports(segments, tokens))
 
     def response_logprobs(self, segments: Sequence[Segment]) -> dict[SampleKey, Float32s]:
-        """Logprobs of every response at the sampling temperature, nats, without a gradient."""
+        """Logprobs of the trained tokens of every response at the sampling temperature, nats, without a gradient."""
         batch = pack(segments, self._device, share_prefixes=self._config.learner.share_prefixes)
         with torch.no_grad():
             logprobs_R, _ = self._policy(batch, self._config.sampling.temperature)
@@ -138,7 +138,8 @@ def _sample_keys(segments: Sequence[Segment]) -> list[SampleKey]:
 
 @torch.no_grad()
 def _group_reports(segments: Sequence[Segment], tokens: TokenBatch) -> dict[int, GroupReport]:
-    finite_R = torch.isfinite(tokens.logprobs_R) & torch.isfinite(tokens.entropy_R)
+    computed = (tokens.logprobs_R, tokens.entropy_R, tokens.reference_R, tokens.proximal_R)
+    finite_R = torch.stack([values_R.isfinite() for values_R in computed if values_R is not None]).all(0)
     own_R = tokens.staleness_R == 0
     difference_R = (tokens.behaviour_logprobs_R - tokens.logprobs_R).abs()
     columns = torch.stack([~finite_R, own_R, torch.where(own_R, difference_R, 0.0)], dim=1).double()

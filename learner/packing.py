@@ -7,10 +7,11 @@ prompt-and-response sequences (tests/unit/test_packing.py). With 16 arithmetic p
 15 each this computes about a third of the tokens. Attention inside a segment costs its length squared, hence the cap:
 above it a response gets a segment alone.
 
-Invariants: every response token is predicted exactly once (by the token before it, for the first one the prompt's last
-token); prompt tokens are never predicted; samples without tokens are left out, groups without samples as well.
+Invariants: every response token that is trained is predicted exactly once (by the token before it, for the first one
+the prompt's last token); prompt tokens and masked ones are never predicted; samples that train no token are left out,
+groups without samples as well.
 
-Shapes: T packed tokens, R response tokens, S responses, G segments of a block, L longest segment of a block.
+Shapes: T packed tokens, R trained response tokens, S responses, G segments of a block, L longest segment of a block.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from engine.wire import Int32s, TrainGroup, TrainSample
+from learner.token_values import is_trained, token_advantages, token_weights
 
 MAX_SHARED_TOKENS = 512
 """Longest segment of several responses; there attention costs about as much as the prompts it saves."""
@@ -80,12 +82,14 @@ class MicroBatch:
     """float32 nats."""
     advantages_R: Tensor
     """float32."""
+    weights_R: Tensor
+    """float32, above 0: factor of the token's loss."""
     staleness_R: Tensor
     """int64: learner's version at the gradient minus the token's; tokens without a span count as fresh."""
     sequence_R: Tensor
     """int64: number of each token's response in this pass, 0 to S - 1, rising."""
     lengths_S: Tensor
-    """int64: tokens of each response, none of 0."""
+    """int64: trained tokens of each response, none of 0."""
 
     @property
     def num_packed_tokens(self) -> int:
@@ -104,21 +108,15 @@ def split_groups(
     """Segments of `groups`, each of at most `max_shared_tokens` unless a single response needs more.
 
     Args:
-        groups: What is trained on.
+        groups: What is trained on; a group with samples has a prompt.
         max_shared_tokens: Longest segment of several responses.
         share_prefixes: False gives every response a segment of its own.
-
-    Raises:
-        ValueError: a group has an empty prompt.
     """
     segments: list[Segment] = []
     for group in groups:
-        # A vacant place of a step has neither prompt nor samples.
-        if group.samples and not group.prompt_token_ids.size:
-            raise ValueError(f"group {group.group_id} must have a prompt of at least one token, got none")
         segment = Segment(group.prompt_token_ids, [], group.train_version, group.group_id)
         for sample in group.samples:
-            if not sample.token_ids.size:
+            if not is_trained(sample):
                 continue
             is_full = segment.num_tokens + sample.token_ids.size > max_shared_tokens
             if segment.samples and (is_full or not share_prefixes):
@@ -172,17 +170,20 @@ def pack(segments: Sequence[Segment], device: torch.device | str = "cpu", *, sha
             place += length
         owners.append(np.concatenate(owner))
     samples = [sample for segment in segments for sample in segment.samples]
-    lengths = np.array([sample.token_ids.size for sample in samples], dtype=np.int64)
+    weights = [token_weights(sample) for sample in samples]
+    trained = np.concatenate(weights) > 0  # masked tokens are seen, and left out of everything below
+    lengths = np.array([np.count_nonzero(each) for each in weights], dtype=np.int64)
     staleness = [_staleness(sample, segment.train_version) for segment in segments for sample in segment.samples]
     return MicroBatch(
         input_ids_T=_int64(tokens, device),
         position_ids_T=_int64(positions, device),
         layout=_lay_out(owners, shared, device),
-        predictors_R=_int64(predictors, device),
-        targets_R=_int64([sample.token_ids for sample in samples], device),
-        behaviour_logprobs_R=_float32(np.concatenate([sample.logprobs for sample in samples]), device),
-        advantages_R=_float32(np.repeat([sample.advantage for sample in samples], lengths), device),
-        staleness_R=_int64(staleness, device),
+        predictors_R=_int64([np.concatenate(predictors)[trained]], device),
+        targets_R=_int64([np.concatenate([sample.token_ids for sample in samples])[trained]], device),
+        behaviour_logprobs_R=_float32(np.concatenate([sample.logprobs for sample in samples])[trained], device),
+        advantages_R=_float32(np.concatenate([token_advantages(sample) for sample in samples])[trained], device),
+        weights_R=_float32(np.concatenate(weights)[trained], device),
+        staleness_R=_int64([np.concatenate(staleness)[trained]], device),
         sequence_R=_int64([np.repeat(np.arange(lengths.size), lengths)], device),
         lengths_S=_int64([lengths], device),
     )

@@ -28,6 +28,7 @@ from engine.transport.base import Link
 from engine.transport.zmq import ZmqLink
 from engine.wire import PROTOCOL_VERSION, Fingerprint, Hello, Manifest, Milestone, TrainGroup
 from learner.checkpoint import save_checkpoint
+from learner.group_check import check_spans
 from learner.milestone import Loaded
 from learner.resume import CheckpointFolder, check_fits
 from learner.stream import LearnerStream, StreamSettings
@@ -59,8 +60,13 @@ class SimulatedTrainer:
         return Loaded(str(path), record.milestone)
 
     async def accumulate(self, groups: Sequence[TrainGroup]) -> None:
-        """Count response tokens, and those of prompt and response."""
+        """Count response tokens, and those of prompt and response.
+
+        Raises:
+            RunError: a token's version is unknown, or later than the one that trains it.
+        """
         for group in groups:
+            check_spans(group)
             tokens = sum(len(sample.token_ids) for sample in group.samples)
             self._tokens_trained += tokens
             self._tokens_packed += tokens + len(group.prompt_token_ids) * len(group.samples)

@@ -6,6 +6,8 @@ Invariants:
 - A credit is given for every group that may come, so at most one step's groups are on the way.
 - Version v + 1 is laid out only after version v is published, so two segments are enough.
 - A group counts for a step only when that step's `StepDone` names it; groups of an unfinished step count for none.
+- Every group is trained at the version that it names. Only after a drop a later one may be named: then groups that
+  were meant for the next step move up, fresher than the engine counted.
 - A group without samples takes its place in the step like any other; a step of nothing else is taken and published too.
 - A checkpoint's milestone counts the groups of finished steps only; a resumed learner is at the checkpoint's version
   from its first message on.
@@ -19,10 +21,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.core.errors import DeadlineError, WireError, first_cause
+from engine.core.errors import DeadlineError, RunError, WireError, first_cause
 from engine.transport.base import Link
 from engine.wire import (
     Credit,
@@ -145,6 +148,7 @@ class LearnerStream:
         Raises:
             PeerLost: the engine is gone.
             DeadlineError: nothing came for `idle_deadline_s`; the text names the wait.
+            RunError: a group is for another version, or the trainer cannot train it.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -202,7 +206,7 @@ class LearnerStream:
 
     async def _accumulate(self, step: _Step, taken: Sequence[TrainGroup]) -> None:
         fresh: list[TrainGroup] = []
-        for group in taken:
+        for group in (self._at_this_version(each, step) for each in taken):
             staleness = group_staleness(group, self.policy_version)
             if staleness > group.max_staleness:
                 logger.warning(
@@ -224,6 +228,23 @@ class LearnerStream:
         for group in fresh:
             step.group_ids.append(group.group_id)
             self._count(step, group)
+
+    def _at_this_version(self, group: TrainGroup, step: _Step) -> TrainGroup:
+        """The group with the version that trains it.
+
+        Raises:
+            RunError: it is meant for another one.
+        """
+        if group.train_version == self.policy_version:
+            return group
+        if group.train_version < self.policy_version or not step.dropped_ids:
+            raise RunError(
+                f"group {group.group_id} must be for the gradient of version {self.policy_version}, at which the "
+                f"learner is, it is for version {group.train_version}"
+            )
+        moved = copy(group)
+        moved.train_version = self.policy_version
+        return moved
 
     def _count(self, step: _Step, group: TrainGroup) -> None:
         step.max_staleness = max(step.max_staleness, group_staleness(group, self.policy_version))

@@ -1,13 +1,18 @@
 """One update of the policy: from the groups of a version to its optimizer steps, whatever the backend.
 
 Invariants:
-- Every group is checked before it is packed.
+- Every group is checked before it is packed, and no two groups of an update have one id.
+- The update's first gradient, before any of its own steps, shows what sampler and learner compute differently: samples
+  of another model are found there (with one mini-batch at the first groups that come in), and the mismatch that is
+  reported is measured there.
 - With `learner.mini_batches = 1` the gradient is computed while the groups come in. With k > 1 they are gathered,
   shuffled and split into k mini-batches of equal size (± 1 group), each one optimizer step. Unshuffled they would come
   in the order in which they were finished, easy prompts first, and the mini-batches would be a curriculum.
 - The proximal policy of a decoupled loss is the one before the first mini-batch; with one mini-batch that is the policy
   itself, and costs no pass.
-- A mini-batch without response tokens takes no step: Adam would move weights on a zero gradient too (momentum, decay).
+- A mini-batch without trained tokens takes no step: Adam would move weights on a zero gradient too (momentum, decay).
+- One whose advantages are all 0 is a step like any other: entropy bonus and KL penalty still have a gradient, and
+  without them momentum goes on. So it is in the paper's code.
 - A gradient that is not finite moves nothing, is counted, and too many in a row end the run with the groups' names.
 
 Called by the trainer, in its compute thread.
@@ -39,17 +44,24 @@ class PolicyUpdate:
         self._waiting: list[TrainGroup] = []  # at most learner.groups_per_step: one update's groups
         self._skipped: list[str] = []
         self._is_matched = False
+        self._group_ids: set[int] = set()  # of the update being filled
 
     def add(self, groups: Sequence[TrainGroup]) -> None:
         """Take groups of the next update.
 
         Raises:
-            RunError: a group cannot be trained; see `check_group`.
+            RunError: a group cannot be trained (see `check_group`), two have one id, or the first logprobs are another
+                model's.
         """
         for group in groups:
+            if group.group_id in self._group_ids:
+                raise RunError(f"every group of an update must have an id of its own, got {group.group_id} twice")
+            self._group_ids.add(group.group_id)
             check_group(group, self._backend.vocabulary_size, self._config.learner.micro_batch_tokens)
         if self._config.learner.mini_batches == 1:
-            self._gradient += self._backend.accumulate(groups)
+            part = self._backend.accumulate(groups)
+            self._check_match(part)
+            self._gradient += part
         else:
             self._waiting += groups
 
@@ -62,8 +74,9 @@ class PolicyUpdate:
             whose gradient was not).
 
         Raises:
-            RunError: the first step's logprobs are another model's, or too many gradients in a row were not finite.
+            RunError: the first logprobs are another model's, or too many gradients in a row were not finite.
         """
+        self._group_ids.clear()
         if self._config.learner.mini_batches == 1:
             gradient, self._gradient = self._gradient, Gradient()
             return self._metrics([(gradient, self._step(gradient, policy_version))])
@@ -75,14 +88,15 @@ class PolicyUpdate:
             proximal = self._backend.response_logprobs(groups)
         for part in mini_batches(groups, self._config.learner.mini_batches, (self._config.run.seed, policy_version)):
             gradient = self._backend.accumulate(part, proximal)
+            if not steps:
+                self._check_match(gradient)
             steps.append((gradient, self._step(gradient, policy_version)))
         return self._metrics(steps)
 
     def _step(self, gradient: Gradient, policy_version: int) -> StepReport | None:
-        """One optimizer step, None without response tokens."""
+        """One optimizer step, None without trained tokens."""
         if not gradient.sums.tokens:
             return None
-        self._check_match(gradient)
         report = self._backend.optimizer_step(gradient.sums.normaliser)
         if report.is_skipped:
             self._count_skipped(gradient, policy_version)
@@ -91,7 +105,7 @@ class PolicyUpdate:
         return report
 
     def _check_match(self, gradient: Gradient) -> None:
-        """At the first step: are the behaviour logprobs this model's?"""
+        """At the first tokens of the learner's own version: are the behaviour logprobs this model's?"""
         fresh = {key: report for key, report in gradient.groups.items() if report.is_finite and report.own_tokens}
         if self._is_matched or not fresh:
             return
@@ -104,7 +118,7 @@ class PolicyUpdate:
                 "behaviour logprobs of the learner's own version must be within "
                 f"learner.max_first_mismatch_nats = {limit:g} of the learner's on average, they differ by {mean:.3g} "
                 f"nats (group {worst}: {fresh[worst].mismatch / fresh[worst].own_tokens:.3g}): the samples come from "
-                "another model, tokenizer or vocabulary, or another temperature"
+                "another model, tokenizer or vocabulary"
             )
 
     def _count_skipped(self, gradient: Gradient, policy_version: int) -> None:
@@ -131,7 +145,9 @@ class PolicyUpdate:
             return metrics  # Nothing was measured, so no means are sent.
         sums = sum((gradient.sums for gradient, _ in taken), TokenSums())
         norms = fmean(report.grad_norm for _, report in taken)
-        return metrics | sums.means() | {"grad_norm": norms, "lr": taken[-1][1].lr}
+        # No step came before the first that was taken.
+        mismatch = taken[0][0].sums.mismatch()
+        return metrics | sums.means() | mismatch | {"grad_norm": norms, "lr": taken[-1][1].lr}
 
 
 def mini_batches(groups: Sequence[TrainGroup], count: int, seed: tuple[int, int]) -> list[list[TrainGroup]]:

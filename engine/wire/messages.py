@@ -18,6 +18,9 @@ PROTOCOL_VERSION = 1
 Int32s: TypeAlias = NDArray[np.int32]
 Float32s: TypeAlias = NDArray[np.float32]
 
+NO_FLOATS: Float32s = np.empty(0, dtype=np.float32)
+"""What an optional array is where it says nothing; such a field is not sent."""
+
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, end) of a response were sampled from weights `version`."""
@@ -256,8 +259,13 @@ class Credit(Message):
     groups: int
 
 
-class TrainSample(msgspec.Struct, frozen=True):
-    """One kept sample."""
+class TrainSample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One kept sample of T response tokens.
+
+    The two arrays at the end hold one value a token, or are empty. The engine leaves them empty: every token of a
+    single-turn text response was drawn by the policy and shares its response's advantage. They are for senders whose
+    responses also hold tokens that nobody drew (a tool's output), or whose credit differs from token to token.
+    """
 
     index: int
     """Launch index in its arm."""
@@ -266,7 +274,12 @@ class TrainSample(msgspec.Struct, frozen=True):
     spans: list[Span]
     reward: float
     advantage: float
-    """Constant over the response's tokens."""
+    """Of every token, where `token_advantages` is empty; else not used."""
+    token_advantages: Float32s = NO_FLOATS
+    """[T], finite; empty = `advantage` for every token."""
+    token_weights: Float32s = NO_FLOATS
+    """[T], finite and >= 0: factor of each token's loss, which the step's divisor counts too; 0 = masked: later tokens
+    see it, but it has no loss, no place in the divisor and none in the metrics. Empty = 1 for every token."""
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -324,12 +337,12 @@ class StepDone(Message):
     """Groups that would have broken the bound at the gradient (counted, never trained)."""
     metrics: dict[str, float]
     """loss, entropy, kl_behaviour (k1) and kl_behaviour_k3, kl_reference, clip_share, mask_share, grad_norm, lr,
-    ratio_max, tokens_trained (response tokens), tokens_packed (prompt and response tokens computed), step_s (compute),
-    wait_s, max_staleness, mean_staleness; by staleness `lag/0/...`, `lag/1/`, `lag/2/`, `lag/3-4/` and `lag/5+/` with
-    tokens and, where there are any, ratio_p01, ratio_p50, ratio_p99, clip_share, ess_share, kl_k1, kl_k3; of the tokens
-    at staleness 0 mismatch_nats (mean |log ratio|) and mismatch_share (ratio outside 0.9 to 1.1); skipped (mini-batches
-    without an optimizer step) and not_finite (those of them whose gradient was not). A step that trained nothing has
-    no means."""
+    ratio_max, tokens_trained (response tokens, without masked ones), tokens_packed (prompt and response tokens
+    computed), step_s (compute), wait_s, max_staleness, mean_staleness; by staleness `lag/0/...`, `lag/1/`, `lag/2/`,
+    `lag/3-4/` and `lag/5+/` with tokens and, where there are any, ratio_p01, ratio_p50, ratio_p99, clip_share,
+    ess_share, kl_k1, kl_k3; of the tokens at staleness 0 mismatch_nats (mean |log ratio|) and mismatch_share (ratio
+    outside 0.9 to 1.1), both before the update's first optimizer step; skipped (mini-batches without an optimizer step)
+    and not_finite (those of them whose gradient was not). A step that trained nothing has no means."""
 
 
 class Finished(Message):

@@ -55,7 +55,7 @@ class Backend(Protocol):
         A gradient that is not finite is cleared and changes nothing: no weight, no moment, no warm-up.
 
         Args:
-            normaliser: The step's `TokenSums.normaliser`, at least 1 (response tokens, under the default aggregation).
+            normaliser: The step's `TokenSums.normaliser`, above 0 (response tokens, under the default aggregation).
         """
         ...
 

@@ -123,7 +123,7 @@ class DeepSpeedBackend:
         """Divide the gradient by `normaliser`, clip it, step, and clear it; the same report on every rank."""
         optimizer = self._config.optimizer
         lr = optimizer.lr * min(1.0, (self._steps + 1) / max(1, optimizer.warmup_steps))
-        self._optimizer.prepare(max(1.0, normaliser), lr)
+        self._optimizer.prepare(normaliser, lr)
         # DeepSpeed does not even call the optimizer for some gradients that are not finite; the report then says so.
         self._engine.step()
         report = self._optimizer.report

@@ -93,12 +93,12 @@ class TorchBackend:
         """Divide the gradient by `normaliser`, clip it, step, and clear it."""
         optimizer = self._config.optimizer
         lr = optimizer.lr * min(1.0, (self._steps + 1) / max(1, optimizer.warmup_steps))
-        grad_norm = torch.linalg.vector_norm(self._grads_N).item() / max(1.0, normaliser)
+        grad_norm = torch.linalg.vector_norm(self._grads_N).item() / normaliser
         is_skipped = not math.isfinite(grad_norm)
         if not is_skipped:
             self._steps += 1
             clip = min(1.0, optimizer.max_grad_norm / (grad_norm + 1e-6))
-            self._grads_N.mul_(clip / max(1.0, normaliser))
+            self._grads_N.mul_(clip / normaliser)
             self._master_N.grad = self._grads_N
             for group in self._optimizer.param_groups:
                 group["lr"] = lr

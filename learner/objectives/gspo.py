@@ -2,8 +2,8 @@
 
 s_i = exp(1/|a_i| Σ_t log π_t/μ_t) for all tokens of response i; J = min(s_i A, clip(s_i, 1 - ε_low, 1 + ε_high) A).
 Source: arXiv 2507.18071, equations 5 to 7, which average J over responses: that is aggregation `sequence_mean`; under
-`token_mean` a response weighs as much as it is long. Deviations: log s is cut at ±20 nats, and the dual clip bounds
-negative advantages as it does for ppo.
+`token_mean` a response weighs as much as it is long. s counts each token once, whatever its weight. Deviations: log s
+is cut at ±20 nats, and the dual clip bounds negative advantages as it does for ppo.
 
 Shapes: R response tokens.
 """

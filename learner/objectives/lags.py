@@ -1,7 +1,9 @@
 """Statistics of the ratio π/μ by how old the token is: sums and a histogram that add up over micro-batches and ranks.
 
-A token of staleness 0 was sampled from the very weights of the gradient: whatever its ratio differs from 1 is what
-sampler and learner compute differently. What the older buckets show above that is due to age.
+A token of staleness 0 was sampled from the very weights from which the update starts. At the update's first gradient,
+whatever its ratio differs from 1 is therefore what sampler and learner compute differently (`lag_mismatch`), and what
+the older buckets show above that is due to age. At the gradients of further mini-batches the update's own steps are in
+every bucket.
 
 Invariants: bins and buckets are fixed, so any two results add; quantiles are interpolated inside a bin, whose bounds
 differ by a factor of 1.14 in |log ρ| (and by 2e-4 nats around 0).
@@ -78,6 +80,21 @@ def lag_metrics(values: Float64s) -> dict[str, float]:
     return dict(_lag_metrics(values))
 
 
+def lag_mismatch(values: Float64s) -> dict[str, float]:
+    """Mean |log ρ| and share outside BAND of the tokens of staleness 0; empty without any.
+
+    It is the engine/learner mismatch only before the update has taken a step: later it holds those steps too.
+    """
+    sums = lag_sums(values)
+    fresh = sums["tokens"][0]
+    if not fresh:
+        return {}
+    return {
+        "mismatch_nats": float(sums["distance"][0] / fresh),
+        "mismatch_share": float(sums["outside"][0] / fresh),
+    }
+
+
 def _lag_metrics(values: Float64s) -> Iterator[tuple[str, float]]:
     sums = lag_sums(values)
     counts_LB = values[len(LAGS) * len(LAG_SUMS) :].reshape(len(LAGS), NUM_BINS)
@@ -93,9 +110,6 @@ def _lag_metrics(values: Float64s) -> Iterator[tuple[str, float]]:
         yield f"lag/{lag}/ess_share", float(sums["ratio"][row] ** 2 / (tokens * sums["squared_ratio"][row]))
         yield f"lag/{lag}/kl_k1", float(sums["kl_k1"][row] / tokens)
         yield f"lag/{lag}/kl_k3", float(sums["kl_k3"][row] / tokens)
-    if fresh := sums["tokens"][0]:
-        yield "mismatch_nats", float(sums["distance"][0] / fresh)
-        yield "mismatch_share", float(sums["outside"][0] / fresh)
 
 
 def _ratio_quantile(counts_B: Float64s, level: float) -> float:

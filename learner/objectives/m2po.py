@@ -3,8 +3,8 @@
 Only tokens whose update moves the policy further away can be left out: A > 0 with ρ > 1, or A < 0 with ρ < 1. Of those,
 largest (log ρ)² first, as few as needed for the rest's mean (log ρ)² to be at most τ.
 Source: arXiv 2510.01161 (τ = 0.04). Deviations: the authors' code turns the same threshold into a clip of
-at least 0.3/0.5, ours is the paper's mask; equal values are left out together. Like theirs the mean is over a
-micro-batch, so this option, and no other, depends on how a step is split.
+at least 0.3/0.5, ours is the paper's mask; equal values are left out together. Each token counts once, whatever its
+weight. Like theirs the mean is over a micro-batch, so this option, and no other, depends on how a step is split.
 
 Shapes: R response tokens.
 """

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from configs.loss import Loss
-from learner.objectives.tokens import TokenBatch, bounded
+from learner.objectives.tokens import TokenBatch
 
 
 def mismatch_weights(tokens: TokenBatch, target_R: Tensor, config: Loss) -> Tensor | None:
@@ -36,7 +36,7 @@ def mismatch_weights(tokens: TokenBatch, target_R: Tensor, config: Loss) -> Tens
     difference_R = target_R - tokens.behaviour_logprobs_R
     if bounds.level == "sequence":
         difference_R = tokens.sequence_sums(difference_R)
-    weight_R = bounded(difference_R).exp()
+    weight_R = difference_R.exp()
     if rule == "tis":
         return weight_R.clamp(max=bounds.cap)
     outside_R = (weight_R < bounds.low) | (weight_R > bounds.high)

@@ -1,8 +1,9 @@
 """The loss of a micro-batch: a policy objective, its masks and weights, the entropy bonus and the KL penalty.
 
 L = -Σ_t u_t [ m_t k_t J_t + w_H H_t - w_KL KL_t ]; J the objective (one file each), k the mismatch weight, m M2PO's
-mask, u the weight of a token (aggregation). It is a sum: the caller divides the step's gradient once, by the step's
-normaliser, so the gradient is the true mean whatever the micro-batches; a mean per micro-batch, as verl has it, isn't.
+mask, u the factor of a token (from its own weight, by the aggregation). It is a sum: the caller divides the step's
+gradient once, by the step's normaliser, so the gradient is the true mean whatever the micro-batches; a mean per
+micro-batch, as verl has it, isn't.
 
 Invariants: a loss or a logprob that is not finite makes the gradient of every token not-a-number, so the step is
 skipped and counted and never half taken; no tokens give a loss of 0.
@@ -85,7 +86,7 @@ def _weights(tokens: TokenBatch, target_R: Tensor, config: Loss) -> Tensor | Non
     if not config.m2_budget:
         return weights_R
     log_ratio_R = tokens.logprobs_R.detach() - tokens.behaviour_logprobs_R
-    out_R = m2po_mask(bounded(log_ratio_R), tokens.advantages_R, config.m2_budget)
+    out_R = m2po_mask(log_ratio_R, tokens.advantages_R, config.m2_budget)
     if weights_R is None:
         return (~out_R).to(log_ratio_R.dtype)
     return torch.where(out_R, torch.zeros_like(weights_R), weights_R)

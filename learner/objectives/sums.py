@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.objectives.lags import NUM_VALUES, Float64s, lag_metrics, lag_sums, lag_values
+from learner.objectives.lags import NUM_VALUES, Float64s, lag_metrics, lag_mismatch, lag_sums, lag_values
 from learner.objectives.tokens import TokenBatch, bounded
 
 _PLAIN = ("normaliser", "loss", "entropy", "masked", "kl_reference")
@@ -23,7 +23,8 @@ class Terms:
     """What `objective_loss` found, for the books."""
 
     loss: Tensor
-    normaliser: float
+    normaliser: Tensor
+    """float64."""
     clipped_R: Tensor
     weights_R: Tensor | None
     """Mismatch weight and mask; None = 1."""
@@ -68,17 +69,15 @@ class TokenSums:
         return float(self.vector[_PLAIN.index("normaliser")])
 
     @property
-    def loss(self) -> float:
-        """Σ of token losses."""
-        return float(self.vector[_PLAIN.index("loss")])
-
-    @property
     def clipped(self) -> float:
         """Tokens whose ratio a clip cut."""
         return self._by_lag("clipped")
 
     def means(self) -> dict[str, float]:
-        """Metrics under their names on the wire (engine/wire/messages.py); the loss over the normaliser."""
+        """Metrics under their names on the wire (engine/wire/messages.py), without `mismatch`.
+
+        The loss is over the normaliser, all else over tokens, each once whatever its weight.
+        """
         tokens = max(1, self.tokens)
         plain = dict(zip(_PLAIN, self.vector.tolist(), strict=False))
         return {
@@ -93,6 +92,13 @@ class TokenSums:
             "tokens_trained": float(self.tokens),
         } | lag_metrics(self.vector[len(_PLAIN) :])
 
+    def mismatch(self) -> dict[str, float]:
+        """What sampler and learner compute differently, where these are sums of an update's first gradient.
+
+        None without tokens of staleness 0. See `lag_mismatch` for why no later gradient will do.
+        """
+        return lag_mismatch(self.vector[len(_PLAIN) :])
+
     def _by_lag(self, name: str) -> float:
         return float(lag_sums(self.vector[len(_PLAIN) :])[name].sum())
 
@@ -105,7 +111,7 @@ def token_sums(tokens: TokenBatch, terms: Terms) -> TokenSums:
     log_ratio_R = bounded(tokens.logprobs_R - tokens.behaviour_logprobs_R)
     none = log_ratio_R.new_zeros((), dtype=torch.float64)
     plain = [
-        none + terms.normaliser,
+        terms.normaliser,
         terms.loss.double(),
         tokens.entropy_R.sum(dtype=torch.float64),
         none if terms.weights_R is None else (terms.weights_R == 0.0).sum().double(),

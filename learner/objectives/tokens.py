@@ -1,6 +1,6 @@
 """What an objective reads: the response tokens of one micro-batch as flat tensors, and sums over a response.
 
-Shapes: R response tokens, S responses. Logprobs are nats.
+Masked tokens are not among them. Shapes: R response tokens, S responses. Logprobs are nats.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,9 @@ class TokenBatch:
     behaviour_logprobs_R: Tensor
     """float: logprobs under the distribution that was sampled."""
     advantages_R: Tensor
-    """float: advantage of each token's sample."""
+    """float: of each token."""
+    weights_R: Tensor
+    """float, above 0: factor of each token's loss; 1 where nothing else was asked for."""
     staleness_R: Tensor
     """int64: learner's version at the gradient minus the token's, >= 0."""
     sequence_R: Tensor
@@ -76,6 +78,7 @@ def token_batch(
         entropy_R=entropy_R,
         behaviour_logprobs_R=batch.behaviour_logprobs_R,
         advantages_R=batch.advantages_R,
+        weights_R=batch.weights_R,
         staleness_R=batch.staleness_R,
         sequence_R=batch.sequence_R,
         lengths_S=batch.lengths_S,

@@ -49,3 +49,23 @@ def random_group(rng, group_id=0, prompt=None, lengths=(5, 1, 9), version=0, max
         group_id=group_id, prompt_id=str(group_id), prompt_token_ids=np.asarray(prompt, dtype=np.int32),
         samples=samples, train_version=version, max_staleness=max_staleness,
     )  # fmt: skip
+
+
+def changed(sample, **changes):
+    """The sample with other fields."""
+    return TrainSample(**({name: getattr(sample, name) for name in TrainSample.__struct_fields__} | changes))
+
+
+def with_token_values(rng, group, masked=0.3):
+    """The group with an advantage and a weight for each token, some of them 0."""
+    group.samples[:] = [
+        changed(
+            sample,
+            token_advantages=rng.normal(size=sample.token_ids.size).astype(np.float32),
+            token_weights=(
+                rng.uniform(0.2, 2.0, sample.token_ids.size) * (rng.random(sample.token_ids.size) >= masked)
+            ).astype(np.float32),
+        )
+        for sample in group.samples
+    ]
+    return group

@@ -27,6 +27,8 @@ class Inputs:
     reference: list | None = None
     proximal: list | None = None
     frozen: list = field(default_factory=list)
+    weights: list | None = None
+    """None: 1 for every token."""
 
     def tokens(self, dtype=torch.float64) -> TokenBatch:
         """The same as tensors; logprobs and entropy with gradients."""
@@ -36,10 +38,14 @@ class Inputs:
 
         return TokenBatch(
             floats(self.logprobs).requires_grad_(), floats(self.entropy).requires_grad_(), floats(self.behaviour),
-            floats(self.advantages), torch.tensor(self.staleness, dtype=torch.int64),
+            floats(self.advantages), floats(weights_of(self)), torch.tensor(self.staleness, dtype=torch.int64),
             torch.tensor(sequence_of(self.lengths), dtype=torch.int64),
             torch.tensor(self.lengths, dtype=torch.int64), floats(self.proximal), floats(self.reference),
         )  # fmt: skip
+
+
+def weights_of(inputs) -> list[float]:
+    return [1.0] * len(inputs.logprobs) if inputs.weights is None else inputs.weights
 
 
 def sequence_of(lengths) -> list[int]:
@@ -64,6 +70,14 @@ def random_inputs(lengths=(3, 1, 7, 5), spread=0.6, seed=0) -> Inputs:
         reference=(behaviour + rng.normal(0.0, spread, count)).tolist(),
         proximal=(behaviour + rng.normal(0.0, spread, count)).tolist(),
     )
+
+
+def token_values(inputs: Inputs, seed=1) -> Inputs:
+    """The same with an advantage, of both signs or 0, and a weight of its own for each token."""
+    rng = np.random.default_rng(seed)
+    count = len(inputs.logprobs)
+    advantages = rng.normal(size=count) * (rng.random(count) > 0.1)
+    return replace(inputs, advantages=advantages.tolist(), weights=rng.uniform(0.05, 3.0, count).tolist())
 
 
 def cut(value, limit=20.0):
@@ -95,7 +109,7 @@ def weight_of(inputs, t, members, config) -> float:
         return above - inputs.behaviour[u]
 
     total = sum(log_k(u) for u in members) if config.mismatch.level == "sequence" else log_k(t)
-    k = math.exp(cut(total))
+    k = math.exp(total)
     if rule == "tis":
         return min(k, config.mismatch.cap)
     return k if config.mismatch.low <= k <= config.mismatch.high else 0.0
@@ -105,7 +119,7 @@ def left_out(inputs, config) -> set[int]:
     """Tokens that M2PO masks: the largest first, one by one."""
     if not config.m2_budget:
         return set()
-    moved = [cut(f - b) for f, b in zip(inputs.frozen, inputs.behaviour, strict=True)]
+    moved = [f - b for f, b in zip(inputs.frozen, inputs.behaviour, strict=True)]
     harmful = [t for t, delta in enumerate(moved) if delta * inputs.advantages[t] > 0]
     harmful.sort(key=lambda t: moved[t] ** 2)
     out = set()
@@ -142,29 +156,42 @@ def kl_of(inputs, t, config) -> float:
     return {"k1": r, "k2": r * r / 2, "k3": math.exp(cut(-r)) - 1 + r}[config.kl.estimator]
 
 
+def reference_normaliser(inputs: Inputs, config: Loss) -> float:
+    """What the loss is divided by."""
+    match config.aggregation_rule:
+        case "token_mean":
+            return sum(weights_of(inputs))
+        case "sequence_mean":
+            return len(inputs.lengths)
+        case "constant":
+            return len(inputs.lengths) * config.constant_tokens
+
+
 def reference_loss(inputs: Inputs, config: Loss) -> float:
     """Unnormalised loss."""
     inputs = inputs if inputs.frozen else replace(inputs, frozen=inputs.logprobs)
     out, loss, start = left_out(inputs, config), 0.0, 0
+    weights = weights_of(inputs)
     for length in inputs.lengths:
         members = range(start, start + length)
+        divisor = sum(weights[u] for u in members) if config.aggregation_rule == "sequence_mean" else 1.0
         for t in members:
             weight = 0.0 if t in out else weight_of(inputs, t, members, config)
             value = weight * objective_of(inputs, t, members, config)
             value += config.entropy_weight * inputs.entropy[t] - config.kl.weight * kl_of(inputs, t, config)
-            loss -= value / length if config.aggregation_rule == "sequence_mean" else value
+            loss -= weights[t] * value / divisor
         start += length
     return loss
 
 
-def reference_gradient(inputs: Inputs, config: Loss, step=1e-6) -> list[float]:
-    """Derivative of the loss in each logprob."""
+def reference_gradient(inputs: Inputs, config: Loss, of="logprobs", step=1e-6) -> list[float]:
+    """Derivative of the loss in each logprob, or in each entropy."""
     gradient = []
     for t in range(len(inputs.logprobs)):
         sides = []
         for sign in (1, -1):
-            moved = list(inputs.logprobs)
+            moved = list(getattr(inputs, of))
             moved[t] += sign * step
-            sides.append(reference_loss(replace(inputs, logprobs=moved, frozen=inputs.logprobs), config))
+            sides.append(reference_loss(replace(inputs, **{of: moved}, frozen=inputs.logprobs), config))
         gradient.append((sides[0] - sides[1]) / (2 * step))
     return gradient

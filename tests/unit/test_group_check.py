@@ -4,20 +4,18 @@ import numpy as np
 import pytest
 
 from engine.core.errors import RunError
-from engine.wire import TrainSample
+from engine.wire import Span
 from learner.group_check import check_group
-from tests.support.learner_inputs import VOCABULARY, random_group
+from tests.support.learner_inputs import VOCABULARY, changed, random_group
 
 BUDGET = 40
 
 
 def group(prompt=(5, 6, 7), lengths=(4, 2), **changes):
     """Group 12 of prompt "12"; `changes` replace fields of its second sample."""
-    made = random_group(np.random.default_rng(0), 12, list(prompt), lengths)
+    made = random_group(np.random.default_rng(0), 12, list(prompt), lengths, version=4)
     if changes:
-        sample = made.samples[1]
-        fields = {name: getattr(sample, name) for name in TrainSample.__struct_fields__}
-        made.samples[1] = TrainSample(**(fields | changes))
+        made.samples[1] = changed(made.samples[1], **changes)
     return made
 
 
@@ -41,6 +39,10 @@ def floats(*values):
         group(token_ids=ids(0, VOCABULARY - 1)),
         group(logprobs=floats(0.0, -200.0)),
         group(advantage=0.0),
+        group(spans=[Span(2, 0, 1), Span(4, 1, 2)]),
+        group(token_advantages=floats(-3.0, 0.0)),
+        group(token_weights=floats(0.0, 2.5)),
+        group(token_weights=floats(0.0, 0.0)),
     ],
     ids=[
         "plain",
@@ -52,6 +54,10 @@ def floats(*values):
         "first and last id",
         "extreme logprobs",
         "zero",
+        "two versions",
+        "token advantages",
+        "one masked",
+        "all masked",
     ],
 )
 def test_what_can_be_trained_passes(allowed):
@@ -74,6 +80,26 @@ def test_what_can_be_trained_passes(allowed):
         (group(logprobs=floats(-np.inf, -1.0)), "sample 1: behaviour logprobs .* got -inf at token 0"),
         (group(advantage=float("nan")), "sample 1: the advantage must be finite, got nan"),
         (group(advantage=float("-inf")), "sample 1: the advantage must be finite, got -inf"),
+        (group(index=0), r"group 12 \(prompt 12\): every sample must have an index of its own, got 0 twice"),
+        (group(spans=[]), r"sample 1: version spans must cover its 2 tokens, they cover \[0, 0\)"),
+        (group(spans=[Span(4, 0, 1)]), r"must cover its 2 tokens, they cover \[0, 1\)"),
+        (group(spans=[Span(4, 0, 3)]), r"must cover its 2 tokens, they cover \[0, 3\)"),
+        (group(spans=[Span(4, 1, 2)]), r"must follow each other without gaps, got \[1, 2\) after \[0, 0\)"),
+        (group(spans=[Span(4, -1, 2)]), r"got \[-1, 2\) after \[0, 0\)"),
+        (group(spans=[Span(3, 0, 1), Span(4, 0, 2)]), r"got \[0, 2\) after \[0, 1\)"),
+        (group(spans=[Span(3, 0, 2), Span(4, 2, 1)]), r"got \[2, 1\) after \[0, 2\)"),
+        (group(spans=[Span(3, 0, 0), Span(4, 0, 2)]), r"got \[0, 0\) after \[0, 0\)"),
+        (
+            group(spans=[Span(4, 0, 1), Span(5, 1, 2)]),
+            "sample 1: tokens must be of versions up to that which trains them, 4, got 5 at token 1",
+        ),
+        (group(lengths=(2, 0), spans=[Span(4, 0, 1)]), r"must cover its 0 tokens, they cover \[0, 1\)"),
+        (group(token_advantages=floats(1.0)), "sample 1: must have one token advantage a token or none, got 1 for 2"),
+        (group(token_weights=floats(1.0, 1.0, 1.0)), "must have one token weight a token or none, got 3 for 2"),
+        (group(token_advantages=floats(1.0, np.inf)), "token advantages must be finite, got inf at token 1"),
+        (group(token_advantages=floats(np.nan, 1.0)), "token advantages must be finite, got nan at token 0"),
+        (group(token_weights=floats(1.0, -0.5)), "token weights must be finite and >= 0, got -0.5 at token 1"),
+        (group(token_weights=floats(np.inf, 1.0)), "token weights must be finite and >= 0, got inf at token 0"),
         (
             group(lengths=(2, BUDGET - 2)),
             r"sample 1: .* at most learner.micro_batch_tokens = 40 tokens, got 41",

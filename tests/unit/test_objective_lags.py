@@ -17,7 +17,8 @@ BUCKETS = {0: "0", 1: "1", 2: "2", 3: "3-4", 4: "3-4", 5: "5+", 9: "5+"}
 
 
 def means_of(inputs: Inputs, config=None) -> dict[str, float]:
-    return objective_loss(inputs.tokens(), config or Loss())[1].means()
+    sums = objective_loss(inputs.tokens(), config or Loss())[1]
+    return sums.means() | sums.mismatch()
 
 
 def of_lag(inputs: Inputs, lag: str) -> list[int]:
@@ -115,11 +116,12 @@ def test_masked_tokens_and_the_distance_to_the_reference_are_counted():
     assert (means_of(inputs)["mask_share"], means_of(inputs)["kl_reference"]) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("aggregation", "divisor"), [("token_mean", 16), ("sequence_mean", 4), ("constant", 4 * 24)])
+@pytest.mark.parametrize(("aggregation", "divisor"), [("token_mean", 8), ("sequence_mean", 4), ("constant", 4 * 24)])
 def test_the_reported_loss_is_over_the_normaliser(aggregation, divisor):
     config = Loss(aggregation=aggregation, constant_tokens=24)
-    loss, sums = objective_loss(random_inputs().tokens(), config)
+    loss, sums = objective_loss(replace(random_inputs(), weights=[0.5] * 16).tokens(), config)
     assert sums.normaliser == divisor
+    assert sums.tokens == 16
     assert sums.means()["loss"] == pytest.approx(loss.item() / divisor)
 
 

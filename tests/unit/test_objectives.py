@@ -10,7 +10,14 @@ import torch
 from configs.loss import Loss
 from learner.objectives import TokenSums, objective_loss
 from tests.support.loss_configs import LOSSES
-from tests.support.objective_reference import Inputs, random_inputs, reference_gradient, reference_loss
+from tests.support.objective_reference import (
+    Inputs,
+    random_inputs,
+    reference_gradient,
+    reference_loss,
+    reference_normaliser,
+    token_values,
+)
 
 EACH = pytest.mark.parametrize("config", list(LOSSES.values()), ids=list(LOSSES))
 
@@ -27,9 +34,11 @@ def loss_and_gradient(inputs, config, dtype=torch.float64):
 
 
 @EACH
+@pytest.mark.parametrize("has_token_values", [False, True], ids=["one a response", "one a token"])
 @pytest.mark.parametrize("spread", [0.0, 0.1, 0.6, 2.0])
-def test_loss_and_gradient_are_those_of_the_formula(config, spread):
+def test_loss_and_gradient_are_those_of_the_formula(config, spread, has_token_values):
     inputs = random_inputs(spread=spread)
+    inputs = token_values(inputs) if has_token_values else inputs
     if not spread:
         # Central differences are taken beside every kink: a hair inside all clips.
         inputs = replace(inputs, logprobs=[lp + 1e-5 for lp in inputs.behaviour])
@@ -37,8 +46,11 @@ def test_loss_and_gradient_are_those_of_the_formula(config, spread):
     loss, sums = objective_loss(tokens, config)
     loss.backward()
     assert loss.item() == pytest.approx(reference_loss(inputs, config), rel=1e-12)
-    assert sums.loss == loss.item()
+    assert sums.normaliser == pytest.approx(reference_normaliser(inputs, config), rel=1e-12)
     np.testing.assert_allclose(tokens.logprobs_R.grad, reference_gradient(inputs, config), rtol=1e-6, atol=1e-8)
+    expected = reference_gradient(inputs, config, of="entropy", step=1.0)  # it is linear in them
+    ours = tokens.entropy_R.grad if config.entropy_weight else np.zeros(16)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-12)
 
 
 @EACH
@@ -108,13 +120,10 @@ def test_what_every_objective_reads_is_never_hidden(config, name):
 @pytest.mark.parametrize("name", [name for name, config in LOSSES.items() if not config.m2_budget])
 def test_sums_of_parts_are_the_sum_of_the_whole(name):
     config = LOSSES[name]  # not M2PO: its mask reads the whole micro-batch
-    whole = random_inputs()
+    whole = token_values(random_inputs())
 
     def part(start, end, first, last):
-        cut = {
-            name: getattr(whole, name)[start:end]
-            for name in ("logprobs", "behaviour", "advantages", "entropy", "staleness", "reference", "proximal")
-        }
+        cut = {name: getattr(whole, name)[start:end] for name in vars(whole) if name not in ("lengths", "frozen")}
         return Inputs(lengths=whole.lengths[first:last], **cut)
 
     parts = [part(0, 4, 0, 2), part(4, 11, 2, 3), part(11, 16, 3, 4)]
@@ -191,6 +200,18 @@ def test_decoupled_without_a_given_policy_recomputes_the_learners_own():
     weights = [min(2.0, math.exp(lp - b)) for lp, b in zip(inputs.logprobs, inputs.behaviour, strict=True)]
     np.testing.assert_allclose(gradient, [-w * a for w, a in zip(weights, inputs.advantages, strict=True)])
     assert sums.clipped == 0
+
+
+@pytest.mark.parametrize(("bound", "log_ratio", "inwards"), [("low", -0.7, 1.0), ("high", 0.7, 0.0)])
+def test_icepop_trains_a_ratio_on_its_bound_and_none_beyond_it(bound, log_ratio, inwards):
+    ratio = torch.tensor(log_ratio, dtype=torch.float64).exp().item()
+
+    def is_trained(limit):
+        config = Loss(objective="reinforce", entropy_weight=0.0, mismatch={"rule": "icepop", bound: limit})
+        return loss_and_gradient(one_token(log_ratio, 0.0), config)[1].item() != 0.0
+
+    assert is_trained(ratio)
+    assert not is_trained(np.nextafter(ratio, inwards))
 
 
 def test_a_penalty_without_a_reference_says_which_key_asks_for_it():

@@ -235,12 +235,6 @@ def test_padding_stays_small():
     assert len(blocks) < 20
 
 
-def test_an_empty_prompt_is_refused():
-    group = random_group(np.random.default_rng(0), prompt=[])
-    with pytest.raises(ValueError, match="at least one token"):
-        split_groups([group])
-
-
 def test_a_group_without_tokens_makes_no_segment():
     assert split_groups([random_group(np.random.default_rng(0), lengths=(0, 0))]) == []
 

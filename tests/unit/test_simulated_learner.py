@@ -9,7 +9,7 @@ import pytest
 from configs import Config
 from configs.processes import Simulated
 from configs.training import Learner
-from engine.core.errors import DeadlineError
+from engine.core.errors import DeadlineError, RunError
 from engine.transport.base import PeerGone, PeerJoined, Received
 from engine.transport.memory import MemoryHub, MemoryLink
 from engine.wire import (
@@ -41,7 +41,8 @@ DOCUMENTED = {
 }  # fmt: skip
 
 
-def group(group_id: int, oldest: int, max_staleness: int = 1) -> TrainGroup:
+def group(group_id: int, oldest: int, max_staleness: int = 1, train_version: int | None = None) -> TrainGroup:
+    """Trained at the version of its tokens unless something else is said."""
     samples = [
         TrainSample(
             index=index,
@@ -58,7 +59,7 @@ def group(group_id: int, oldest: int, max_staleness: int = 1) -> TrainGroup:
         prompt_id="p",
         prompt_token_ids=np.arange(3, dtype=np.int32),
         samples=samples,
-        train_version=0,
+        train_version=oldest if train_version is None else train_version,
         max_staleness=max_staleness,
     )
 
@@ -149,9 +150,9 @@ def test_a_group_over_its_bound_at_the_gradient_is_dropped_and_replaced(tmp_path
         assert isinstance(await engine.next(), StepDone)
         await publish(engine, 1)
         assert await engine.next() == Credit(groups=2)
-        await engine.send(group(3, oldest=0, max_staleness=0))
+        await engine.send(group(3, oldest=0, max_staleness=0, train_version=1))
         assert await engine.next() == Credit(groups=1)
-        await engine.send(group(4, oldest=0, max_staleness=1))
+        await engine.send(group(4, oldest=0, max_staleness=1, train_version=1))
         await engine.send(group(5, oldest=1, max_staleness=0))
         done = await engine.next()
         assert isinstance(done, StepDone)
@@ -162,6 +163,21 @@ def test_a_group_over_its_bound_at_the_gradient_is_dropped_and_replaced(tmp_path
         await stop(engine)
 
     converse(script, tmp_path)
+
+
+def test_a_group_with_tokens_of_unknown_age_ends_the_learner(tmp_path):
+    async def script(engine: Engine) -> None:
+        await publish(engine, 0)
+        assert await engine.next() == Credit(groups=2)
+        unknown = group(1, oldest=0)
+        unknown.samples[1].spans[:] = [Span(0, 0, 4)]
+        await engine.send(unknown)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        converse(script, tmp_path)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, RunError)
+    assert "group 1 (prompt p), sample 1: version spans must cover its 5 tokens" in str(error)
 
 
 def test_a_stop_before_anything_was_published_is_answered(tmp_path):

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from engine.core.errors import DeadlineError, PeerLost
+from engine.core.errors import DeadlineError, PeerLost, RunError
 from engine.transport.base import PeerJoined, Received
 from engine.transport.memory import MemoryHub, MemoryLink
 from engine.wire import (
@@ -36,6 +36,7 @@ class RecordingTrainer:
     def __init__(self, loaded=None):
         self.loaded = loaded
         self.done = []
+        self.trained_at = {}
         self.gate = asyncio.Event()
         self.gate.set()
         self.accumulated = asyncio.Queue()
@@ -46,6 +47,7 @@ class RecordingTrainer:
 
     async def accumulate(self, groups):
         await self.gate.wait()
+        self.trained_at |= {group.group_id: group.train_version for group in groups}
         self.done.append([group.group_id for group in groups])
         self.accumulated.put_nowait(self.done[-1])
 
@@ -86,12 +88,13 @@ class Engine:
         await self.hub.send("learner", message)
 
 
-def group(group_id, version=0, max_staleness=2):
+def group(group_id, version=0, max_staleness=2, train_version=None):
+    """A group of tokens of `version`, trained at that one unless something else is said."""
     tokens = np.arange(3, dtype=np.int32)
     sample = TrainSample(0, tokens, -np.ones(3, np.float32), [Span(version, 0, 3)], 1.0, 0.5)
     return TrainGroup(
-        group_id=group_id, prompt_id="p", prompt_token_ids=tokens, samples=[sample], train_version=0,
-        max_staleness=max_staleness,
+        group_id=group_id, prompt_id="p", prompt_token_ids=tokens, samples=[sample],
+        train_version=version if train_version is None else train_version, max_staleness=max_staleness,
     )  # fmt: skip
 
 
@@ -169,16 +172,59 @@ async def test_a_group_over_the_bound_at_the_gradient_is_dropped_named_and_repla
         await play.engine.next(StepDone)
         await play.engine.next(WeightsReady)
         await play.engine.next(Credit)
-        await play.engine.send(group(2, version=0, max_staleness=0))
+        await play.engine.send(group(2, version=0, max_staleness=0, train_version=1))
         await play.engine.send(group(3, version=1, max_staleness=0))
         assert (await play.engine.next(Credit)).groups == 1
-        await play.engine.send(group(4, version=0, max_staleness=1))
+        # The engine has shipped a step's groups already, so it counts this one for the next step.
+        await play.engine.send(group(4, version=0, max_staleness=1, train_version=2))
         done = await play.engine.next(StepDone)
     assert done.group_ids == [3, 4]
     assert done.dropped_group_ids == [2]
     assert done.metrics["max_staleness"] == 1.0
     assert done.metrics["mean_staleness"] == 0.5
     assert [2] not in play.trainer.done
+    assert play.trainer.trained_at == {0: 0, 1: 0, 3: 1, 4: 1}
+
+
+@pytest.mark.parametrize("train_version", [0, 2])
+async def test_a_group_for_another_version_than_the_learners_ends_the_run(train_version):
+    async with Play(settings(groups_per_step=1), Loaded("step-1", Milestone(1, 3, Position()))) as play:
+        await play.engine.next(Resumed)
+        await play.engine.next(WeightsReady)
+        await play.engine.send(WeightsPublished(policy_version=1))
+        await play.engine.next(Credit)
+        await play.engine.send(group(7, train_version=train_version))
+        with pytest.raises(RunError, match=rf"group 7 must be for .* version 1, .* is for version {train_version}"):
+            await play.run
+    assert play.trainer.trained_at == {}
+
+
+async def test_a_drop_in_one_step_excuses_no_group_of_the_next():
+    async with Play(settings(groups_per_step=1)) as play:
+        await play.start()
+        await play.engine.send(group(0, max_staleness=-1))
+        await play.engine.next(Credit)
+        await play.engine.send(group(1, train_version=1))
+        assert (await play.engine.next(StepDone)).dropped_group_ids == [0]
+        await play.engine.next(WeightsReady)
+        await play.engine.next(Credit)
+        await play.engine.send(group(2, train_version=2))
+        with pytest.raises(RunError, match="group 2 must be for"):
+            await play.run
+
+
+async def test_a_drop_excuses_no_group_of_an_earlier_version():
+    async with Play(settings(groups_per_step=1)) as play:
+        await play.start()
+        await play.engine.send(group(0))
+        await play.engine.next(StepDone)
+        await play.engine.next(WeightsReady)
+        await play.engine.next(Credit)
+        await play.engine.send(group(1, version=1, max_staleness=-1))
+        await play.engine.next(Credit)
+        await play.engine.send(group(2, train_version=0))
+        with pytest.raises(RunError, match=r"group 2 must be for .* version 1, .* is for version 0"):
+            await play.run
 
 
 async def test_the_next_version_is_laid_out_only_after_the_last_one_is_published():
@@ -188,7 +234,7 @@ async def test_the_next_version_is_laid_out_only_after_the_last_one_is_published
         await play.engine.next(StepDone)
         await play.engine.next(WeightsReady)
         await play.engine.next(Credit)
-        await play.engine.send(group(1))
+        await play.engine.send(group(1, version=1))
         assert (await play.engine.next(StepDone)).policy_version == 2
         assert "lay out 2" not in play.trainer.done
         await play.engine.send(WeightsPublished(policy_version=1))
@@ -256,7 +302,7 @@ async def test_a_checkpoint_is_saved_every_so_many_steps():
     async with Play(settings(groups_per_step=1, save_every_steps=2)) as play:
         await play.start()
         for number in range(2):
-            await play.engine.send(group(number))
+            await play.engine.send(group(number, version=number))
             await play.engine.next(StepDone)
             await play.engine.next(WeightsReady)
             await play.engine.send(WeightsPublished(policy_version=number + 1))
@@ -264,10 +310,10 @@ async def test_a_checkpoint_is_saved_every_so_many_steps():
     assert [entry for entry in play.trainer.done if str(entry).startswith("save")] == ["save 2"]
 
 
-def empty_group(group_id):
+def empty_group(group_id, version=0):
     return TrainGroup(
-        group_id=group_id, prompt_id="p", prompt_token_ids=np.arange(3, dtype=np.int32), samples=[], train_version=0,
-        max_staleness=0,
+        group_id=group_id, prompt_id="p", prompt_token_ids=np.arange(3, dtype=np.int32), samples=[],
+        train_version=version, max_staleness=0,
     )  # fmt: skip
 
 
@@ -286,7 +332,7 @@ async def test_a_step_of_groups_without_samples_is_taken_and_published_at_any_ag
         await play.start()
         for version in (1, 2):
             for group_id in (2 * version, 2 * version + 1):
-                await play.engine.send(empty_group(group_id))
+                await play.engine.send(empty_group(group_id, version - 1))
             done = await play.engine.next(StepDone)
             assert (done.policy_version, len(done.group_ids), done.dropped_group_ids) == (version, 2, [])
             assert (await play.engine.next(WeightsReady)).manifest.policy_version == version
@@ -304,7 +350,7 @@ async def test_a_resumed_learner_is_at_the_checkpoints_version_from_its_first_me
         await engine.send(WeightsPublished(policy_version=7))
         assert (await engine.next(Credit)).groups == 2
         await engine.send(group(14, version=7))
-        await engine.send(group(15, version=5, max_staleness=2))
+        await engine.send(group(15, version=5, max_staleness=2, train_version=7))
         done = await engine.next(StepDone)
         assert (done.policy_version, done.group_ids, done.metrics["max_staleness"]) == (8, [14, 15], 2.0)
         assert (await engine.next(WeightsReady)).manifest.policy_version == 8

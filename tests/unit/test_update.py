@@ -1,4 +1,4 @@
-"""One update of the policy: streaming or in mini-batches, skipped steps, and the first look at behaviour logprobs."""
+"""One update of the policy: streaming or in mini-batches, and what is a step and what is none."""
 
 import gc
 import itertools
@@ -10,65 +10,17 @@ import pytest
 import torch
 
 from engine.core.errors import RunError
-from engine.wire import TrainSample
 from learner.backends.torch import TorchBackend
-from learner.update import PolicyUpdate, mini_batches
-from tests.support.learner_inputs import learner_config, random_group, tiny_policy
+from learner.update import mini_batches
+from tests.support.learner_inputs import changed, learner_config, random_group, tiny_policy, with_token_values
 from tests.support.live_memory import LiveMemory
-
-
-class Recording(TorchBackend):
-    """The real backend, which also says what it was asked for."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.calls = []
-
-    def accumulate(self, groups, proximal=None):
-        self.calls.append(([group.group_id for group in groups], proximal))
-        return super().accumulate(groups, proximal)
-
-    def response_logprobs(self, groups):
-        self.calls.append("response logprobs")
-        return super().response_logprobs(groups)
-
-    def optimizer_step(self, normaliser):
-        self.calls.append(normaliser)
-        return super().optimizer_step(normaliser)
-
-    @property
-    def accumulated(self):
-        return [call[0] for call in self.calls if isinstance(call, tuple)]
-
-
-def group(group_id=0, lengths=(5, 1, 9)):
-    return random_group(np.random.default_rng(group_id), group_id, lengths=lengths, version=0)
-
-
-def update_of(policy=None, **sections):
-    learner = {"max_first_mismatch_nats": 100.0} | sections.pop("learner", {})
-    config = learner_config(learner=learner, **{"optimizer": {"lr": 1e-2}} | sections)
-    backend = Recording(policy or tiny_policy(), config)
-    return PolicyUpdate(backend, config), backend
-
-
-def weights(backend):
-    return torch.cat([tensor.flatten() for _, tensor in backend.weights()]).clone()
-
-
-def without_a_finite_logprob(group_id, token=2):
-    """Its responses hold only a token whose embedding is made not a number."""
-    made = group(group_id)
-    for sample in made.samples:
-        sample.token_ids[:] = token
-    return made
-
-
-def with_a_broken_token(token=2):
-    policy = tiny_policy(tied=False)
-    with torch.no_grad():
-        policy.model.get_input_embeddings().weight[token] = torch.nan
-    return policy
+from tests.support.policy_updates import (
+    group,
+    update_of,
+    weights,
+    with_a_broken_token,
+    without_a_finite_logprob,
+)
 
 
 def test_with_one_mini_batch_the_gradient_is_computed_as_groups_come_in():
@@ -159,10 +111,12 @@ def test_no_pass_is_made_for_a_proximal_policy_that_is_not_needed(mini_batches, 
 
 
 @pytest.mark.parametrize(
-    "groups", [[], [group(0, ()), group(1, ())], [group(0, (0, 0))]], ids=["none", "all filtered", "no tokens"]
+    "groups",
+    [[], [group(0, ()), group(1, ())], [group(0, (0, 0))], [with_token_values(np.random.default_rng(), group(0), 1.0)]],
+    ids=["none", "all filtered", "no tokens", "all masked"],
 )
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_update_without_response_tokens_takes_no_step(groups, count):
+def test_an_update_without_trained_tokens_takes_no_step(groups, count):
     update, backend = update_of(learner={"mini_batches": count})
     update.add([group(0), group(1)])
     update.take(0)  # leaves momentum behind
@@ -171,6 +125,64 @@ def test_an_update_without_response_tokens_takes_no_step(groups, count):
     metrics = update.take(1)
     assert torch.equal(weights(backend), before)
     assert metrics == {"tokens_trained": 0.0, "tokens_packed": 0.0, "skipped": float(count), "not_finite": 0.0}
+
+
+def without_signal(group_id, advantage=0.0):
+    made = group(group_id)
+    made.samples[:] = [changed(sample, advantage=advantage) for sample in made.samples]
+    return made
+
+
+def test_a_step_without_an_advantage_takes_the_entropy_bonus_alone():
+    update, backend = update_of(loss={"entropy_weight": 1e-4}, optimizer={"lr": 1e-3, "weight_decay": 0.0})
+    entropies = []
+    for version in range(3):
+        update.add([without_signal(0), without_signal(1)])
+        metrics = update.take(version)
+        assert (metrics["skipped"], metrics["tokens_trained"]) == (0.0, 30.0)
+        assert 0.0 < metrics["grad_norm"] < 1e-2
+        entropies.append(metrics["entropy"])
+    assert backend._steps == 3
+    assert entropies == sorted(set(entropies))
+
+
+def test_a_step_without_an_advantage_or_a_bonus_goes_on_by_momentum_alone():
+    update, backend = update_of(loss={"entropy_weight": 0.0}, optimizer={"lr": 1e-3, "weight_decay": 0.0})
+    states = [weights(backend)]
+    for version, advantage in enumerate((0.0, 1.0, 0.0)):
+        update.add([without_signal(version, advantage)])
+        metrics = update.take(version)
+        assert metrics["skipped"] == 0.0
+        assert (metrics["grad_norm"] > 0.0) is (advantage > 0.0)
+        states.append(weights(backend))
+    assert [not torch.equal(before, after) for before, after in itertools.pairwise(states)] == [False, True, True]
+
+
+def test_weights_that_all_grow_alike_change_no_step():
+    states = []
+    for factor in (0.001, 1.0):
+        update, backend = update_of()
+        made = group(3)
+        made.samples[:] = [
+            changed(sample, token_weights=np.full(sample.token_ids.size, factor, np.float32)) for sample in made.samples
+        ]
+        update.add([made])
+        update.take(0)
+        states.append(weights(backend))
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_two_groups_of_one_id_are_refused(count):
+    update, _ = update_of(learner={"mini_batches": count})
+    update.add([group(3), group(4)])
+    update.take(0)
+    update.add([group(3)])  # of another update
+    with pytest.raises(RunError, match="every group of an update must have an id of its own, got 3 twice"):
+        update.add([group(5), group(3, lengths=(2, 2))])
+    again, _ = update_of(learner={"mini_batches": count})
+    with pytest.raises(RunError, match="got 5 twice"):
+        again.add([group(5), group(5)])
 
 
 def test_responses_of_one_token_train():
@@ -258,38 +270,3 @@ def test_updates_leave_nothing_in_memory():
     # The first step makes the optimizer's moments.
     assert live[0] > 0
     assert set(live) == {live[0]}
-
-
-def exact(policy, group_id, version=0, shift=0.0):
-    """A group of `version` whose behaviour logprobs are those of `policy`, `shift` nats lower."""
-    made = random_group(np.random.default_rng(group_id), group_id, version=version)
-    logprobs = TorchBackend(policy, learner_config()).response_logprobs([made])
-    made.samples[:] = [
-        TrainSample(s.index, s.token_ids, logprobs[group_id, s.index] - np.float32(shift), s.spans, 1.0, 0.5)
-        for s in made.samples
-    ]
-    return made
-
-
-def test_logprobs_of_another_vocabulary_are_found_at_the_first_step():
-    update, backend = update_of(learner={"max_first_mismatch_nats": 1.0})
-    before = weights(backend)
-    update.add([exact(tiny_policy(), 4, shift=1.5), exact(tiny_policy(), 6, shift=2.5)])
-    with pytest.raises(
-        RunError, match=r"max_first_mismatch_nats = 1 .* differ by 2 nats \(group 6: 2.5\): .* vocabulary"
-    ):
-        update.take(0)
-    assert torch.equal(weights(backend), before)
-
-
-def test_right_logprobs_old_ones_and_later_steps_are_no_mismatch():
-    update, _ = update_of(learner={"max_first_mismatch_nats": 1.0})
-    old = random_group(np.random.default_rng(0), 1, version=-1)
-    old.samples[:] = [TrainSample(s.index, s.token_ids, s.logprobs - 5, s.spans, 1.0, 0.5) for s in old.samples]
-    stale = type(old)(**{name: getattr(old, name) for name in old.__struct_fields__} | {"train_version": 0})
-    update.add([stale])
-    update.take(0)  # no token of its own version: nothing to compare yet
-    update.add([exact(tiny_policy(), 2, shift=0.5)])
-    update.take(1)
-    update.add([exact(tiny_policy(), 3, shift=5.0)])
-    assert update.take(2)["skipped"] == 0.0

@@ -70,7 +70,10 @@ MESSAGES = [
         group_id=1,
         prompt_id="p",
         prompt_token_ids=tokens(5, 6),
-        samples=[wire.TrainSample(0, tokens(1), logprobs(-1.0), [wire.Span(0, 0, 1)], 1.0, 0.5)],
+        samples=[
+            wire.TrainSample(0, tokens(1), logprobs(-1.0), [wire.Span(0, 0, 1)], 1.0, 0.5),
+            wire.TrainSample(3, tokens(1, 2), logprobs(-1.0, -2.0), SPANS, 1.0, 0.5, logprobs(0.5, -1), logprobs(1, 0)),
+        ],
         train_version=4,
         max_staleness=2,
         turn=2**40,
@@ -110,6 +113,20 @@ def test_a_message_comes_out_as_it_went_in(message):
     seq, decoded = wire.decode(sent(wire.encode(message, seq=9)))
     assert seq == 9
     assert same(message, decoded)
+
+
+def test_a_sample_sends_nothing_for_token_values_that_it_does_not_have():
+    sample = wire.TrainSample(0, tokens(1), logprobs(-1.0), [wire.Span(0, 0, 1)], 1.0, 0.5)
+    prompt = tokens(5)
+    group = wire.TrainGroup(
+        group_id=1, prompt_id="p", prompt_token_ids=prompt, samples=[sample], train_version=0, max_staleness=0
+    )
+    frames = sent(wire.encode(group))
+    assert len(frames) == 1 + 3  # the header, prompt, token ids and logprobs
+    assert b"token_weights" not in frames[0]
+    _, decoded = wire.decode(frames)
+    assert isinstance(decoded, wire.TrainGroup)
+    assert (decoded.samples[0].token_advantages.size, decoded.samples[0].token_weights.size) == (0, 0)
 
 
 def test_arrays_are_sent_without_a_copy_and_arrive_as_read_only_views():
