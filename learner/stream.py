@@ -1,13 +1,12 @@
 """The learner's side of the wire: take groups, check the bound at the gradient, report steps, publish weights.
 
 Invariants:
-- A sample older than its group's bound at the gradient is never trained: its group is dropped, named, and one more
-  group is asked for.
+- A sample older than its group's bound at the gradient is never trained: its group is dropped and named, and leaves its
+  place in the step empty. A group in its stead would shift every place that the engine has counted.
 - A credit is given for every group that may come, so at most one step's groups are on the way.
 - Version v + 1 is laid out only after version v is published, so two segments are enough.
 - A group counts for a step only when that step's `StepDone` names it; groups of an unfinished step count for none.
-- Every group is trained at the version that it names. Only after a drop a later one may be named: then groups that
-  were meant for the next step move up, fresher than the engine counted.
+- Every group is trained at the version that it names.
 - A group without samples takes its place in the step like any other; a step of nothing else is taken and published too.
 - A checkpoint's milestone counts the groups of finished steps only; a resumed learner is at the checkpoint's version
   from its first message on.
@@ -21,7 +20,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -113,6 +111,11 @@ class _Step:
     milestone: Milestone = field(default_factory=Milestone)
     """With the groups taken so far; counts once the step is finished."""
 
+    @property
+    def num_places(self) -> int:
+        """Places taken, those of dropped groups included."""
+        return len(self.group_ids) + len(self.dropped_ids)
+
 
 def group_staleness(group: TrainGroup, policy_version: int) -> int:
     """Largest staleness of any token of `group` at the gradient of `policy_version`; 0 for a group without tokens."""
@@ -189,13 +192,13 @@ class LearnerStream:
         settings = self._settings
         step = _Step(wait_s=self._publication_wait_s, milestone=self._milestone)
         await self._give(settings.groups_per_step)
-        while (missing := settings.groups_per_step - len(step.group_ids)) > 0:
+        while (missing := settings.groups_per_step - step.num_places) > 0:
             enough = min(missing, settings.fewest_groups)
             self._stage = f"waiting for groups of step {self.policy_version + 1}"
             started_at = _now()
             await self._wait(
                 lambda enough=enough: len(self._groups) >= enough,
-                f"groups of step {self.policy_version + 1} ({len(step.group_ids)} of {settings.groups_per_step} came)",
+                f"groups of step {self.policy_version + 1} ({step.num_places} of {settings.groups_per_step} came)",
             )
             step.wait_s += _now() - started_at
             if self._stop is not None:
@@ -206,7 +209,8 @@ class LearnerStream:
 
     async def _accumulate(self, step: _Step, taken: Sequence[TrainGroup]) -> None:
         fresh: list[TrainGroup] = []
-        for group in (self._at_this_version(each, step) for each in taken):
+        for group in taken:
+            self._check_version(group)
             staleness = group_staleness(group, self.policy_version)
             if staleness > group.max_staleness:
                 logger.warning(
@@ -217,8 +221,6 @@ class LearnerStream:
             else:
                 fresh.append(group)
         step.milestone = settle(step.milestone, taken)
-        if len(fresh) < len(taken):
-            await self._give(len(taken) - len(fresh))
         if not fresh:
             return
         self._stage = f"computing the gradient of step {self.policy_version + 1}"
@@ -229,22 +231,12 @@ class LearnerStream:
             step.group_ids.append(group.group_id)
             self._count(step, group)
 
-    def _at_this_version(self, group: TrainGroup, step: _Step) -> TrainGroup:
-        """The group with the version that trains it.
-
-        Raises:
-            RunError: it is meant for another one.
-        """
-        if group.train_version == self.policy_version:
-            return group
-        if group.train_version < self.policy_version or not step.dropped_ids:
+    def _check_version(self, group: TrainGroup) -> None:
+        if group.train_version != self.policy_version:
             raise RunError(
                 f"group {group.group_id} must be for the gradient of version {self.policy_version}, at which the "
                 f"learner is, it is for version {group.train_version}"
             )
-        moved = copy(group)
-        moved.train_version = self.policy_version
-        return moved
 
     def _count(self, step: _Step, group: TrainGroup) -> None:
         step.max_staleness = max(step.max_staleness, group_staleness(group, self.policy_version))

@@ -138,6 +138,8 @@ class VllmBackend:
         logprobs = output.logprobs.logprobs if isinstance(output.logprobs, FlatLogprobs) else []
         if len(logprobs) != len(token_ids):
             raise ValueError(f"vLLM must give a logprob a token, got {len(logprobs)} for {len(token_ids)} tokens")
+        if token_ids.size and not output.weight_versions:
+            raise ValueError(f"vLLM must say which weights gave each token, got {output.weight_versions!r}")
         reason = output.finish_reason
         if reason not in ("stop", "length", "abort"):
             raise ValueError(f"vLLM must finish by stop, length or abort, got {reason!r}")
@@ -145,7 +147,7 @@ class VllmBackend:
             key=key,
             token_ids=token_ids,
             logprobs=np.asarray(logprobs, dtype=np.float32),
-            spans=[Span(int(span.version), span.start, span.end) for span in output.weight_versions or []],
+            spans=[Span(int(span.version), span.start, span.end) for span in output.weight_versions or ()],
             text=str(self._tokenizer.decode(token_ids, skip_special_tokens=True)),
             finish_reason=reason,
             generation_s=generation_s,

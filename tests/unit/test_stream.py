@@ -164,7 +164,7 @@ async def test_gradients_are_computed_while_the_step_still_fills():
             assert await play.trainer.accumulated.get() in ([0, 1], [0, 1, 2])
 
 
-async def test_a_group_over_the_bound_at_the_gradient_is_dropped_named_and_replaced():
+async def test_a_group_over_the_bound_at_the_gradient_is_dropped_and_named_and_leaves_its_place_empty():
     async with Play(settings()) as play:
         await play.start()
         for group_id in (0, 1):
@@ -173,17 +173,22 @@ async def test_a_group_over_the_bound_at_the_gradient_is_dropped_named_and_repla
         await play.engine.next(WeightsReady)
         await play.engine.next(Credit)
         await play.engine.send(group(2, version=0, max_staleness=0, train_version=1))
-        await play.engine.send(group(3, version=1, max_staleness=0))
-        assert (await play.engine.next(Credit)).groups == 1
-        # The engine has shipped a step's groups already, so it counts this one for the next step.
-        await play.engine.send(group(4, version=0, max_staleness=1, train_version=2))
+        await play.engine.send(group(3, version=0, max_staleness=1, train_version=1))
         done = await play.engine.next(StepDone)
-    assert done.group_ids == [3, 4]
-    assert done.dropped_group_ids == [2]
-    assert done.metrics["max_staleness"] == 1.0
-    assert done.metrics["mean_staleness"] == 0.5
-    assert [2] not in play.trainer.done
-    assert play.trainer.trained_at == {0: 0, 1: 0, 3: 1, 4: 1}
+    assert (done.group_ids, done.dropped_group_ids) == ([3], [2])
+    assert (done.metrics["max_staleness"], done.metrics["mean_staleness"]) == (1.0, 1.0)
+    assert play.trainer.trained_at == {0: 0, 1: 0, 3: 1}
+
+
+async def test_a_step_whose_groups_were_all_dropped_is_taken_and_published():
+    async with Play(settings()) as play:
+        await play.start()
+        for group_id in (0, 1):
+            await play.engine.send(group(group_id, max_staleness=-1))
+        done = await play.engine.next(StepDone)
+        assert (done.policy_version, done.group_ids, done.dropped_group_ids) == (1, [], [0, 1])
+        assert (await play.engine.next(WeightsReady)).manifest.policy_version == 1
+    assert play.trainer.trained_at == {}
 
 
 @pytest.mark.parametrize("train_version", [0, 2])
@@ -199,31 +204,12 @@ async def test_a_group_for_another_version_than_the_learners_ends_the_run(train_
     assert play.trainer.trained_at == {}
 
 
-async def test_a_drop_in_one_step_excuses_no_group_of_the_next():
-    async with Play(settings(groups_per_step=1)) as play:
+async def test_a_drop_excuses_no_group_of_another_version():
+    async with Play(settings()) as play:
         await play.start()
         await play.engine.send(group(0, max_staleness=-1))
-        await play.engine.next(Credit)
         await play.engine.send(group(1, train_version=1))
-        assert (await play.engine.next(StepDone)).dropped_group_ids == [0]
-        await play.engine.next(WeightsReady)
-        await play.engine.next(Credit)
-        await play.engine.send(group(2, train_version=2))
-        with pytest.raises(RunError, match="group 2 must be for"):
-            await play.run
-
-
-async def test_a_drop_excuses_no_group_of_an_earlier_version():
-    async with Play(settings(groups_per_step=1)) as play:
-        await play.start()
-        await play.engine.send(group(0))
-        await play.engine.next(StepDone)
-        await play.engine.next(WeightsReady)
-        await play.engine.next(Credit)
-        await play.engine.send(group(1, version=1, max_staleness=-1))
-        await play.engine.next(Credit)
-        await play.engine.send(group(2, train_version=0))
-        with pytest.raises(RunError, match=r"group 2 must be for .* version 1, .* is for version 0"):
+        with pytest.raises(RunError, match=r"group 1 must be for .* version 0, .* is for version 1"):
             await play.run
 
 
@@ -357,13 +343,12 @@ async def test_a_resumed_learner_is_at_the_checkpoints_version_from_its_first_me
 
 
 async def test_a_checkpoint_counts_the_groups_of_finished_steps_only_and_dropped_ones_too():
-    async with Play(settings(groups_per_step=2)) as play:
+    async with Play(settings(groups_per_step=3)) as play:
         await play.start()
         for group_id, turn, max_staleness in ((1, 30, -1), (2, 31, 2), (3, 32, 2)):
             message = group(group_id, max_staleness=max_staleness)
             message.turn = turn
             await play.engine.send(message)
-        await play.engine.next(Credit)
         done = await play.engine.next(StepDone)
         assert (done.group_ids, done.dropped_group_ids) == ([2, 3], [1])
         await play.engine.next(WeightsReady)
