@@ -355,9 +355,8 @@ async def test_a_checkpoint_counts_the_groups_of_finished_steps_only_and_dropped
         await play.engine.send(WeightsPublished(policy_version=1))
         await play.engine.next(Credit)
         await play.engine.send(group(4, version=1))
-        await play.trainer.accumulated.get()
-        await play.trainer.accumulated.get()
-        await play.trainer.accumulated.get()
+        while await play.trainer.accumulated.get() != [4]:
+            pass
         await play.engine.send(Stop(reason="over"))
         await play.engine.next(Finished)
     assert play.trainer.saved == Milestone(1, 3, Position(0, [], [30, 31, 32]))
