@@ -89,7 +89,7 @@ def run_ours(setup: Setup, turns: Turns, *, share_prefixes: bool) -> None:
     from configs.training import Learner, Optimizer
     from engine.wire import Span, TrainGroup, TrainSample
     from learner.backends.torch import TorchBackend
-    from learner.policy import load_policy
+    from learner.loading import load_policy
 
     def sample(index: int, given: dict) -> TrainSample:
         tokens, logprobs = np.array(given["tokens"], np.int32), np.array(given["logprobs"], np.float32)

@@ -17,6 +17,7 @@ from pathlib import Path
 import uvloop
 
 from configs.load import ConfigError, dump_config, load_config
+from configs.preflight import check_learner
 from configs.root import Config
 from engine.coordinator import Coordinator
 from engine.core.errors import AdastreamError, DataError, Interrupted, first_cause
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(options.config, options.overrides)
         cores = plan_cores(config.cores, config.worker.count)
+        check_learner(config)
         if options.dry_run:
             sys.stdout.write(describe_plan(config, cores))
             return 0

@@ -7,7 +7,7 @@ Layout of `checkpoints/step-000012/`:
   random numbers. Names of tensors are the backend's (`Backend.state`); a sharded backend writes its rank's shard. In a
   folder of their own, because vLLM takes every `*.safetensors` beside `config.json` for weights.
 - `adastream.json`, written last: how far the run is, what must match to load the states (architecture, parameters,
-  dtype, world size), and size and xxh3_128 of every other file (engine/wire/record.py).
+  dtype, world size, adapters), and size and xxh3_128 of every other file (engine/wire/record.py).
 
 Invariants: a folder `step-NNNNNN` appears by one rename after all of it is on disk; older ones are removed only
 afterwards; a failed save leaves them as they were and nothing of itself; what a killed save left is removed by the next

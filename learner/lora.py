@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -51,6 +52,8 @@ class Adapters:
         except ImportError as exc:
             raise ModelError(f"lora.rank must be 0 without peft, got {config.rank} (pip install peft): {exc}") from exc
         targets = ALL_LINEAR if config.target_modules == [ALL_LINEAR] else config.target_modules
+        if targets != ALL_LINEAR:
+            _check_names(model, config.target_modules)
         self._config = LoraConfig(
             r=config.rank, lora_alpha=cast("int", config.alpha), target_modules=targets, task_type="CAUSAL_LM",
             base_model_name_or_path=model.name_or_path,
@@ -64,9 +67,25 @@ class Adapters:
         self._layers: dict[str, Linear] = {}
         for name, module in model.named_modules():
             if isinstance(module, BaseTunerLayer):
-                if not isinstance(module, Linear) or module.base_layer is head:
+                base = module.base_layer if isinstance(module, Linear) else None
+                # peft adapts GPT-2's Conv1D as well, whose weight lies the other way round.
+                if not isinstance(module, Linear) or not isinstance(base, nn.Linear) or base is head:
                     raise ModelError(f"lora.target_modules must name linear layers below the head, got {targets}")
                 self._layers[name] = module
+
+    @property
+    def alpha(self) -> float:
+        """Of the scale alpha / rank."""
+        return float(self._config.lora_alpha)
+
+    def frozen_sum(self) -> str:
+        """xxh3_128 over the names and bytes of the weights that do not train, hex."""
+        digest = xxhash.xxh3_128()
+        for name, parameter in self._model.named_parameters():
+            if not parameter.requires_grad:
+                digest.update(base_name(name).encode())
+                digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight of the base model under its HF name, adapters merged; a tied head too, as the same tensor."""
@@ -89,6 +108,19 @@ class Adapters:
         named = {f"base_model.model.{name}": tensor.detach().clone() for name, tensor in state.items()}
         save_file(named, target / "adapter_model.safetensors", metadata={"format": "pt"})
         self._config.save_pretrained(str(target))
+
+
+def _check_names(model: PreTrainedModel, targets: list[str]) -> None:
+    """Refuse a target that no layer has: peft passes over it where another one fits, and less would train."""
+    names = [name for name, _ in model.named_modules()]
+    unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
+    if unknown:
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        allowed = sorted({name.rpartition(".")[2] for name in linear})
+        raise ModelError(
+            f"lora.target_modules must name layers of the model, got {', '.join(unknown)}; allowed: {ALL_LINEAR}, "
+            f"or of {', '.join(allowed)}"
+        )
 
 
 def base_name(name: str) -> str:

@@ -5,9 +5,9 @@ Invariants:
   parameters gathered call by call, recomputed activations, adapters) sees every use. The head is therefore a module of
   its own here; where it is tied it shares the input embedding's parameter.
 - Weights go out under the names that transformers gives them.
-- It computes what transformers computes: `check_forward` compares with the model's own forward pass.
+- It computes what transformers computes by itself, in training mode: `check_forward` compares.
 
-Backends build it with `load_policy`, wrap it as they like and call the wrapper.
+`learner.loading` builds it; backends wrap it as they like and call the wrapper.
 
 Shapes: T packed tokens, D hidden size, V vocabulary, R response tokens.
 """
@@ -19,25 +19,24 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.integrations.liger import apply_liger_kernel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import AttentionInterface
-from transformers.utils.import_utils import is_liger_kernel_available
 
 from configs.load import ConfigError
 from configs.lora import Lora
-from configs.model_folder import ModelError, check_model, is_hub_name
-from configs.root import Config
-from configs.training import Learner
-from engine.wire import Float32s, Int32s, TrainSample
+from configs.model_folder import ModelError
+from engine.wire import Fingerprint, Float32s, Int32s, TrainSample
 from learner.attention import ATTENTION_NAME, packed_attention
+from learner.full_precision import full_precision
 from learner.logprobs import chunked_logprobs
 from learner.lora import Adapters, base_name
+from learner.own_forward import OwnLogprobs
 from learner.packing import MicroBatch, Segment, pack
 
-MAX_SELF_CHECK_NATS = 0.05
-"""The same bfloat16 arithmetic in another order differs by 2e-5 (SmolLM2-135M); a scaled or capped head by nats."""
+MAX_SELF_CHECK_NATS = 0.01
+"""The same float32 arithmetic in another order differs by 2e-5 (SmolLM2-135M), attention or a head that leaves
+something out by 0.2 and more."""
 
 
 class LogprobHead(nn.Module):
@@ -169,99 +168,61 @@ class Policy(nn.Module):
         if self._adapters:
             self._adapters.save(folder)
 
-    def check_forward(self, sequences: Sequence[Int32s]) -> float:
+    def fingerprint(self, backend: str, num_ranks: int) -> Fingerprint:
+        """What must be the same before a state of `backend` on `num_ranks` ranks can be loaded; reads frozen weights.
+
+        Called before an engine shards the parameters.
+        """
+        return Fingerprint(
+            backend,
+            type(self.model).__name__,
+            str(self.head.weight.dtype).removeprefix("torch."),
+            num_ranks,
+            {name: list(parameter.shape) for name, parameter in self.model.named_parameters()},
+            lora_alpha=self._adapters.alpha if self._adapters else 0.0,
+            frozen=self._adapters.frozen_sum() if self._adapters else "",
+        )
+
+    def check_forward(self, own: Sequence[OwnLogprobs]) -> float:
         """Largest difference between our logprobs and those of the model's own forward pass, nats.
 
-        Called before an engine shards the parameters: the model's own head is outside of the module tree.
+        Computes in float32, and in training mode, which it leaves on: what is random there shows. Sequences are packed
+        each alone, and those that begin with the same token also as responses of one prompt. Called before an engine
+        shards the parameters and before layers are compiled.
 
         Args:
-            sequences: int32 token ids [T], at least two each.
+            own: What `own_logprobs` said before anything was put into the model.
 
         Raises:
-            ModelError: they differ by more than rounding: the model scales its logits, say, or hides a mask.
+            ModelError: our attention cannot compute this architecture, or they differ by more than rounding: the model
+                scales its logits, say, or hides a mask.
         """
-        worst = 0.0
-        for tokens, ours in zip(sequences, sequence_logprobs(self, sequences, self.device), strict=True):
-            ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
-            with torch.inference_mode():
-                logits_TV = self.model(input_ids=ids[None], use_cache=False).logits[0, :-1]
-                theirs_T = logits_TV.float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-            worst = max(worst, float(np.abs(theirs_T.cpu().numpy() - ours).max()))
+        families: dict[int, list[OwnLogprobs]] = {}
+        for each in own:
+            families.setdefault(int(each.tokens[0]), []).append(each)
+        packed = [*([each] for each in own), *(family for family in families.values() if len(family) > 1)]
+        theirs_R = np.concatenate([each.logprobs for family in packed for each in family])
+        name = type(self.model).__name__
+        try:
+            ours_R = self.train()._logprobs([[each.tokens for each in family] for family in packed])
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, TypeError, AttributeError, RuntimeError) as exc:
+            raise ModelError(f"{name} is not supported: {exc}") from exc
+        worst = float(np.abs(theirs_R - ours_R).max())
         if not worst <= MAX_SELF_CHECK_NATS:
             raise ModelError(
                 f"packed logprobs must equal the model's own within {MAX_SELF_CHECK_NATS} nats, they differ by "
-                f"{worst:.3g}: this architecture is not supported"
+                f"{worst:.3g}: the architecture is not supported: {name}"
             )
         return worst
 
-
-def load_policy(config: Config, dtype: torch.dtype = torch.bfloat16) -> Policy:
-    """The causal language model at `model.path`, set up as `learner` says, on its device.
-
-    Args:
-        config: `model.path` (a folder, or a hub name) and the sections `learner` and `lora`.
-        dtype: Of the weights.
-
-    Raises:
-        ConfigError: `learner.device` is not here, or `learner.compile` cannot compile.
-        ModelError: none there, or not a causal language model that this learner can train.
-    """
-    learner = config.learner
-    device = choose_device(learner)
-    model = _load_model("model.path", config.model.path, dtype)
-    if wants_liger(device, is_installed=is_liger_kernel_available()):
-        # Norms, rotary embeddings and MLPs; the head stays ours. `check_forward` sees whether they fit.
-        apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
-    policy = Policy(model, learner.logprob_chunk_tokens, config.lora).to(device)
-    if learner.activation_checkpointing:
-        policy.checkpoint_activations()
-    if learner.compile:
-        policy.compile_layers()
-    return policy
-
-
-def load_reference(config: Config, dtype: torch.dtype = torch.bfloat16) -> Policy | None:
-    """The frozen policy of the KL penalty; None, and nothing loaded, where `loss.kl.weight` is 0.
-
-    Raises:
-        ConfigError: as `load_policy`.
-        ModelError: as `load_policy`.
-    """
-    if not config.loss.kl.weight:
-        return None
-    key, path = ("loss.kl.reference", config.loss.kl.reference) if config.loss.kl.reference else ("model.path", "")
-    model = _load_model(key, path or config.model.path, dtype)
-    policy = Policy(model, config.learner.logprob_chunk_tokens).to(choose_device(config.learner))
-    return policy.eval().requires_grad_(False)
-
-
-def wants_liger(device: torch.device, *, is_installed: bool) -> bool:
-    """Whether a policy on `device` gets Liger's fused kernels (Triton, so CUDA only); installing them is the switch."""
-    return is_installed and device.type == "cuda"
-
-
-def choose_device(config: Learner) -> torch.device:
-    """The device that `learner.device` names.
-
-    Raises:
-        ConfigError: there is no CUDA device.
-    """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("learner.device is cuda, but torch finds no CUDA device on this machine; allowed: auto, cpu")
-    if config.device == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda")
-
-
-def _load_model(key: str, path: str, dtype: torch.dtype) -> PreTrainedModel:
-    check_model(path, key)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=not is_hub_name(path)
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as exc:
-        raise ModelError(f"{key} {path} must hold a causal language model: {exc}") from exc
-    return cast("PreTrainedModel", model)
+    def _logprobs(self, families: Sequence[Sequence[Int32s]]) -> Float32s:
+        """Logprobs of all but the first token of sequences, one after the other; those of a family share that one."""
+        segments = [Segment(family[0][:1], [_as_sample(tokens[1:]) for tokens in family]) for family in families]
+        with full_precision(self), torch.no_grad():
+            logprobs_R, _ = self(pack(segments, self.device), 1.0)
+        return logprobs_R.cpu().numpy()
 
 
 def sequence_logprobs(

@@ -26,8 +26,9 @@ from configs.training import Learner
 from engine.wire import Fingerprint, Float32s, Int32s, TrainGroup
 from learner.backends.base import StepReport
 from learner.gradient import Gradient, SampleKey, micro_batches
+from learner.loading import choose_device, load_policy, load_reference
 from learner.placement import Placement
-from learner.policy import Policy, choose_device, load_policy, load_reference
+from learner.policy import Policy
 from learner.ranks import Follower, Leader, Meeting, find_leader, gather_followers, open_meeting
 from learner.shards import check_world, load_rank, save_rank
 from learner.sharing import share_out
@@ -293,7 +294,8 @@ def follow(config: Config, placement: Placement, dtype: torch.dtype = torch.bflo
     transformers_logging.disable_progress_bar()
     try:
         torch.manual_seed(config.run.seed)
-        backend = make_backend(load_policy(config, dtype), config, load_reference(config, dtype))
+        policy = load_policy(config, dtype)  # the model that rank 0 has checked
+        backend = make_backend(policy, config, load_reference(config, policy))
     except Exception as exc:
         raise follower.blame(exc) from exc
     logger.info("rank %s of %s follows rank 0", placement.rank, placement.world_size)

@@ -74,6 +74,8 @@ def check_fits(checkpoint: Path, saved: Fingerprint, ours: Fingerprint) -> None:
             ("architecture", saved.architecture, ours.architecture),
             ("dtype", saved.dtype, ours.dtype),
             ("world size", saved.world_size, ours.world_size),
+            ("lora.alpha", saved.lora_alpha, ours.lora_alpha),
+            ("hash of the frozen weights (model.path)", saved.frozen, ours.frozen),
         )
         if then != now
     ]

@@ -11,7 +11,8 @@ Exit codes: 0 stopped by the engine; 2 model, configuration or checkpoint cannot
 passed its deadline; 5 another rank failed; 1 anything else; 143 after SIGTERM. The first SIGINT is left to the engine
 (a terminal sends it to both, and the engine then says stop); a second one ends the learner. Other ranks end with it.
 
-Invariant: torch is imported only after the thread count is set.
+Invariants: torch is imported only after the thread count is set; what can be seen to be missing (models, packages, a
+CUDA device) is said before the engine is asked for.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from typing import NoReturn
 from configs import Config, load_config
 from configs.load import ConfigError
 from configs.model_folder import ModelError, check_model
+from configs.preflight import check_learner
 from engine.core.errors import AdastreamError, DataError, DeadlineError, PeerLost
 from engine.transport.zmq import ZmqLink
 from engine.wire import PROTOCOL_VERSION, Hello
@@ -63,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end_with_launcher(placement)
     try:
         check_model(config.model.path)
+        check_learner(config)
         if placement.rank:
             _follow(config, placement)
         else:
@@ -113,8 +116,10 @@ def _follow(config: Config, placement: Placement) -> None:
 
 
 async def _train(config: Config, options: argparse.Namespace, placement: Placement) -> None:
-    from learner.trainer import TorchTrainer  # imports torch
+    from learner.ranked import take_device  # imports torch
+    from learner.trainer import TorchTrainer
 
+    take_device(config.learner, placement)  # said now, before the wait for an engine
     settings = StreamSettings(
         groups_per_step=config.learner.groups_per_step,
         idle_deadline_s=config.learner.idle_deadline_s,

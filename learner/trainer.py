@@ -25,9 +25,10 @@ from engine.wire import Canary, Int32s, Manifest, Milestone, TrainGroup
 from learner.backends.base import Backend
 from learner.backends.torch import TorchBackend
 from learner.checkpoint import save_checkpoint
+from learner.loading import load_policy, load_reference
 from learner.milestone import Loaded
 from learner.placement import Placement, rank_threads
-from learner.policy import Policy, load_policy, load_reference
+from learner.policy import Policy
 from learner.publish import SegmentPublisher
 from learner.ranked import RankedBackend, lead, take_device
 from learner.resume import CheckpointFolder, check_fits
@@ -47,6 +48,8 @@ CANARY_TEXTS = (
 )
 CANARY_TOKENS = 32
 """Tokens of a canary; short enough for every context, long enough to see every layer."""
+CHECKED_SEQUENCES = 2
+"""Canaries that the check of the packed forward pass computes: what is wrong shows at each, and it is in float32."""
 
 
 class TorchTrainer:
@@ -126,17 +129,13 @@ class TorchTrainer:
         transformers_logging.disable_progress_bar()
         torch.set_num_threads(rank_threads(self._config.learner, self._placement))
         torch.manual_seed(self._config.run.seed)
-        path = self._config.model.path
         take_device(self._config.learner, self._placement)
-        policy = load_policy(self._config)
-        self._tokenizer = load_tokenizer(path)
+        self._tokenizer = load_tokenizer(self._config.model.path)
         self._canaries = canary_sequences(self._tokenizer, self._config.weights.canary_prompts)
-        # Before a backend splits the weights.
-        difference = policy.check_forward(self._canaries)
+        policy = load_policy(self._config, sequences=self._canaries[:CHECKED_SEQUENCES])
         self._backend = self._make_backend(policy)
         loaded = self._load_checkpoint()
         self._update = PolicyUpdate(self._backend, self._config)
-        logger.info("model %s loaded, packed forward pass within %.3f nats of its own", path, difference)
         return loaded
 
     def _load_checkpoint(self) -> Loaded | None:
@@ -151,7 +150,7 @@ class TorchTrainer:
         return Loaded(str(path), record.milestone)
 
     def _make_backend(self, policy: Policy) -> Backend:
-        reference = load_reference(self._config)
+        reference = load_reference(self._config, policy, self._canaries[:CHECKED_SEQUENCES])
         if self._config.learner.backend == "torch":
             return TorchBackend(policy, self._config, reference)
         self._ranked = lead(policy, reference, self._config, self._placement, self._on_failure)

@@ -32,7 +32,11 @@ class Fingerprint(msgspec.Struct, frozen=True):
     world_size: int
     """Ranks, each with a state file of its own."""
     parameters: dict[str, list[int]]
-    """Shape of each trained parameter under its HF name, in the model's order; a tied head once."""
+    """Shape of each parameter under its HF name, in the model's order; a tied head once."""
+    lora_alpha: float = 0.0
+    """Scales what adapters add; 0 = no adapters."""
+    frozen: str = ""
+    """xxh3_128 of the weights that are not in the state because they do not train, hex; empty = all do."""
 
 
 class FileSum(msgspec.Struct, frozen=True):

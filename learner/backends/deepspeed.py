@@ -55,13 +55,7 @@ class DeepSpeedBackend:
         self._steps = 0
         dtype = policy.head.weight.dtype
         # Taken now: ZeRO-3 leaves parameters without a shape.
-        self._fingerprint = Fingerprint(
-            f"deepspeed ZeRO-{config.learner.zero_stage}",
-            type(policy.model).__name__,
-            str(dtype).removeprefix("torch."),
-            dist.get_world_size(),
-            {name: list(parameter.shape) for name, parameter in policy.model.named_parameters()},
-        )
+        self._fingerprint = policy.fingerprint(f"deepspeed ZeRO-{config.learner.zero_stage}", dist.get_world_size())
         _quieten()
         # The op would be compiled at the first start, for 40 s, and is not needed: gloo reduces by itself.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -35,6 +35,7 @@ class TorchBackend:
         self.policy = policy.train()
         self._device = policy.device
         self._loss = MicroBatchLoss(policy, reference, config, self._device)
+        self._fingerprint = policy.fingerprint("torch", 1)
         self._flatten()
         self._optimizer = _adamw(self._master_N, config.optimizer)
         self._steps = 0
@@ -117,9 +118,7 @@ class TorchBackend:
 
     def fingerprint(self) -> Fingerprint:
         """What must be the same before `load_states` makes sense."""
-        parameters = {name: list(parameter.shape) for name, parameter in self.policy.model.named_parameters()}
-        dtype = str(self._weights_N.dtype).removeprefix("torch.")
-        return Fingerprint("torch", type(self.policy.model).__name__, dtype, 1, parameters)
+        return self._fingerprint
 
     def state(self) -> dict[str, Tensor]:
         """Master weights, optimizer moments and counts, each over the one flat buffer; not copied."""

@@ -46,3 +46,15 @@ def test_the_plan_says_which_arms_are_given_up(override: str, words: str) -> Non
     command = [sys.executable, "-m", "engine.serve", "--config", "configs/sim.toml", "--dry-run", override]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert words in done.stdout
+
+
+@pytest.mark.parametrize("dry", [("--dry-run",), ()], ids=["plan", "start"])
+def test_what_the_learner_will_lack_is_said_before_anything_starts(tmp_path: Path, dry: tuple[str, ...]) -> None:
+    overrides = ("learner.kind=torch", "loss.kl.weight=0.1", f"loss.kl.reference={tmp_path / 'absent'}")
+    command = [sys.executable, "-c", PROGRAM, "--config", "configs/sim.toml", *dry, f"run.folder={tmp_path}"]
+    done = subprocess.run([*command, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == (
+        f"error: loss.kl.reference {tmp_path / 'absent'} does not exist; `make prepare` makes the quickstart's model\n"
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from engine.transport.base import PeerGone
 from engine.wire import (
@@ -156,6 +156,20 @@ async def test_a_device_that_is_not_there_is_a_usage_error(tmp_path, model_folde
     async with Engine(tmp_path, model_folder, "learner.device=cuda") as engine:
         assert await engine.exit_code() == 2
         assert "learner.device is cuda" in engine.errors.read_text()
+        assert "Traceback" not in engine.errors.read_text()
+
+
+async def test_an_architecture_that_packing_cannot_compute_is_a_usage_error(tmp_path):
+    folder = tmp_path / "model"
+    save_model_with_tokenizer(folder)
+    config = Gemma2Config(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, pad_token_id=0,
+    )  # fmt: skip
+    Gemma2ForCausalLM(config).save_pretrained(folder)
+    async with Engine(tmp_path, folder) as engine:
+        assert await engine.exit_code() == 2
+        assert "Gemma2ForCausalLM is not supported: packed attention" in engine.errors.read_text()
         assert "Traceback" not in engine.errors.read_text()
 
 

@@ -3,6 +3,7 @@
 import random
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -128,6 +129,23 @@ async def test_another_model_is_refused_and_named(tmp_path, model_folder):
         await trainer.open()
 
 
+async def test_adapters_go_on_only_with_their_alpha_and_on_the_weights_they_were_trained_on(tmp_path, model_folder):
+    other = tmp_path / "other-base"
+    save_tiny_model(other, is_tied=True, dtype=torch.bfloat16, seed=1)
+    with TorchTrainer(config_of(model_folder, lora={"rank": 2, "alpha": 4.0}), tmp_path / "run") as trainer:
+        await trainer.open()
+        path = await trainer.save(Milestone(1))
+    for base, alpha, words in (
+        (model_folder, 8.0, "lora.alpha must be 8.0, is 4.0$"),
+        (other, 4.0, r"does not fit this run: hash of the frozen weights \(model.path\) must be"),
+    ):
+        config = config_of(base, path, lora={"rank": 2, "alpha": alpha})
+        with TorchTrainer(config, tmp_path / "again") as trainer, pytest.raises(DataError, match=words):
+            await trainer.open()
+    with TorchTrainer(config_of(model_folder, path, lora={"rank": 2, "alpha": 4.0}), tmp_path / "again") as trainer:
+        assert await trainer.open() == Loaded(path, Milestone(1))
+
+
 FINGERPRINT = Fingerprint("torch", "LlamaForCausalLM", "bfloat16", 2, {"a": [2, 3], "b": [4]})
 
 
@@ -138,6 +156,8 @@ FINGERPRINT = Fingerprint("torch", "LlamaForCausalLM", "bfloat16", 2, {"a": [2, 
         ({"architecture": "Qwen2ForCausalLM"}, "architecture must be LlamaForCausalLM, is Qwen2ForCausalLM"),
         ({"dtype": "float32"}, "dtype must be bfloat16, is float32"),
         ({"world_size": 4}, "world size must be 2, is 4"),
+        ({"lora_alpha": 32.0}, "lora.alpha must be 0.0, is 32.0"),
+        ({"frozen": "ab"}, r"hash of the frozen weights \(model.path\) must be , is ab"),
         ({"parameters": {"a": [2, 3], "b": [5]}}, r"shape of b must be \[4\], is \[5\]"),
         ({"parameters": {"a": [2, 3]}}, r"shape of b must be \[4\], is absent"),
         ({"parameters": {"a": [2, 3], "b": [4], "c": [1]}}, r"shape of c must be absent, is \[1\]"),
@@ -146,8 +166,7 @@ FINGERPRINT = Fingerprint("torch", "LlamaForCausalLM", "bfloat16", 2, {"a": [2, 
     ],
 )
 def test_what_differs_is_named(tmp_path, change, words):
-    names = ("backend", "architecture", "dtype", "world_size", "parameters")
-    saved = Fingerprint(*(change.get(name, getattr(FINGERPRINT, name)) for name in names))
+    saved = msgspec.structs.replace(FINGERPRINT, **change)
     check_fits(tmp_path, FINGERPRINT, FINGERPRINT)
     with pytest.raises(DataError, match=words):
         check_fits(tmp_path, saved, FINGERPRINT)

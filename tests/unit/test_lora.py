@@ -5,13 +5,14 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from configs import Config
 from configs.lora import Lora
 from configs.model_folder import ModelError
 from configs.training import Learner, Optimizer
 from learner.backends.torch import TorchBackend
+from learner.own_forward import own_logprobs
 from learner.policy import Policy, sequence_logprobs
 from tests.support.learner_inputs import random_group, tiny_llama
 
@@ -115,7 +116,7 @@ def test_what_is_published_computes_what_the_policy_computes():
     backend = backend_of(policy, lr=1e-2)
     backend.accumulate([random_group(np.random.default_rng(0))])
     backend.optimizer_step(9)
-    assert policy.check_forward(SEQUENCES) < 1e-4
+    assert policy.check_forward(own_logprobs(policy.model, SEQUENCES)) < 1e-4
     worker = tiny_llama()
     worker.load_state_dict(dict(backend.weights()))
     for ours, theirs in zip(
@@ -150,6 +151,38 @@ def test_all_linear_adapts_every_linear_layer_but_the_head():
 def test_layers_that_cannot_get_adapters_are_refused_by_key(target):
     with pytest.raises(ModelError, match=r"lora\.target_modules must name"):
         Policy(tiny_llama(tied=False), 64, Lora(rank=2, target_modules=[target]))
+
+
+def test_a_target_that_no_layer_has_is_named_though_another_one_fits():
+    lora = Lora(rank=2, target_modules=["q_proj", "v_porj", "self_attn.o_proj", "roj"])
+    with pytest.raises(ModelError, match=r"lora\.target_modules must name .* got v_porj, roj; allowed: .*v_proj"):
+        Policy(tiny_llama(), 64, lora)
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")  # peft's
+def test_layers_that_are_no_linear_ones_are_refused_though_peft_adapts_them():
+    # GPT-2's Conv1D keeps its weight transposed, so the merge would be another one.
+    config = GPT2Config(vocab_size=97, n_embd=32, n_layer=1, n_head=4, bos_token_id=1, eos_token_id=2)
+    lora = Lora(rank=2, target_modules=["c_attn"])
+    with pytest.raises(ModelError, match="must name linear layers"):
+        Policy(GPT2LMHeadModel(config), 64, lora)
+
+
+def test_a_fingerprint_tells_alphas_and_bases_apart_and_not_what_trains():
+    def fingerprint(alpha=6.0, seed=0):
+        policy = Policy(tiny_llama(seed=seed), 64, Lora(rank=3, alpha=alpha))
+        return policy, policy.fingerprint("torch", 1)
+
+    policy, first = fingerprint()
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if ".lora_" in name:
+                parameter.add_(1.0)
+    assert policy.fingerprint("torch", 1) == first == fingerprint()[1]
+    assert (first.lora_alpha, fingerprint(alpha=12.0)[1].lora_alpha) == (6.0, 12.0)
+    assert first.frozen != fingerprint(seed=1)[1].frozen
+    assert (plain := Policy(tiny_llama(), 64).fingerprint("torch", 1)).lora_alpha == 0.0
+    assert plain.frozen == ""
 
 
 def test_contradictory_settings_are_refused():

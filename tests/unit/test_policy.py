@@ -8,15 +8,15 @@ from transformers.modeling_utils import AttentionInterface
 
 from configs.load import ConfigError
 from configs.model_folder import ModelError
-from configs.training import Learner
 from learner.attention import ATTENTION_NAME, packed_attention
+from learner.loading import load_policy
+from learner.own_forward import own_logprobs
 from learner.packing import pack, split_groups
-from learner.policy import Policy, choose_device, load_policy, load_reference, sequence_logprobs, wants_liger
+from learner.policy import Policy, sequence_logprobs
 from tests.support.learner_inputs import learner_config, random_group, tiny_llama, tiny_policy
 from tests.support.live_memory import LiveMemory
 
 SEQUENCES = [np.array([5, 9, 3, 7], dtype=np.int32), np.array([5, 9, 8], dtype=np.int32)]
-CPU = torch.device("cpu")
 
 
 def at(folder):
@@ -28,23 +28,12 @@ def batch():
     return pack(split_groups([random_group(rng, 0), random_group(rng, 1)]))
 
 
-def test_logprobs_of_fixed_sequences_are_the_models_own():
+def test_fixed_sequences_have_a_logprob_for_all_but_the_first_token():
     policy = tiny_policy()
-    assert policy.check_forward(SEQUENCES) < 1e-4
-    assert [values.size for values in sequence_logprobs(policy, SEQUENCES, CPU)] == [3, 2]
-
-
-def test_a_model_that_scales_its_logits_is_refused():
-    class Scaled(type(tiny_llama())):
-        def forward(self, *args, **kwargs):
-            output = super().forward(*args, **kwargs)
-            output.logits = output.logits * 0.25
-            return output
-
-    model = tiny_llama()
-    model.__class__ = Scaled
-    with pytest.raises(ModelError, match="architecture is not supported"):
-        Policy(model, 256).check_forward(SEQUENCES)
+    parts = sequence_logprobs(policy, SEQUENCES, policy.device)
+    assert [values.size for values in parts] == [3, 2]
+    for ours, own in zip(parts, own_logprobs(policy.model, SEQUENCES), strict=False):
+        np.testing.assert_allclose(ours, own.logprobs, atol=1e-4)
 
 
 def test_a_head_with_a_bias_is_refused():
@@ -116,29 +105,6 @@ def test_a_saved_policy_is_loaded_again(tmp_path):
         assert torch.equal(ours, theirs)
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    config = learner_config(model=at(tmp_path), learner={"device": "cuda"})
-    with pytest.raises(ConfigError, match=r"learner.device is cuda, but torch finds no CUDA device"):
-        load_policy(config)
-
-
-@pytest.mark.parametrize(
-    ("device", "has_cuda", "chosen"),
-    [("auto", False, "cpu"), ("auto", True, "cuda"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
-)
-def test_the_device_is_the_one_asked_for_or_the_best_there_is(monkeypatch, device, has_cuda, chosen):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    assert choose_device(Learner(device=device)) == torch.device(chosen)
-
-
-def test_fused_triton_kernels_are_for_cuda_where_they_are_installed():
-    cuda = torch.device("cuda")
-    assert wants_liger(cuda, is_installed=True)
-    assert not wants_liger(cuda, is_installed=False)
-    assert not wants_liger(CPU, is_installed=True)
-
-
 def gradients(policy):
     logprobs, entropy = policy.train()(batch(), 0.8)
     (logprobs.sum() + 0.1 * entropy.sum()).backward()
@@ -168,38 +134,6 @@ def test_checkpointed_activations_need_less_memory_on_a_deep_narrow_model():
             gradients(policy)
         peaks.append(memory.peak_bytes)
     assert peaks[1] < 0.4 * peaks[0], peaks
-
-
-def test_a_reference_is_loaded_frozen_and_only_where_the_loss_asks_for_it(tmp_path, monkeypatch):
-    tiny_policy(seed=0).save_model(tmp_path / "policy")
-    tiny_policy(seed=1).save_model(tmp_path / "other")
-    built = []
-    monkeypatch.setattr(Policy, "__init__", spying(Policy.__init__, built))
-    model = at(tmp_path / "policy")
-    assert load_reference(learner_config(model=model)) is None
-    assert built == []
-    own = load_reference(learner_config(model=model, loss={"kl": {"weight": 0.1}}), torch.float32)
-    kl = {"weight": 0.1, "reference": str(tmp_path / "other")}
-    other = load_reference(learner_config(model=model, loss={"kl": kl}), torch.float32)
-    assert len(built) == 2
-    for loaded, seed in ((own, 0), (other, 1)):
-        assert torch.equal(loaded(batch(), 1.0)[0], tiny_policy(seed=seed)(batch(), 1.0)[0])
-        assert not loaded.training
-        assert not any(parameter.requires_grad for parameter in loaded.parameters())
-
-
-def test_a_reference_that_is_not_there_is_named_by_its_own_key(tmp_path):
-    config = learner_config(model=at(tmp_path), loss={"kl": {"weight": 0.1, "reference": str(tmp_path / "absent")}})
-    with pytest.raises(ModelError, match=r"loss.kl.reference .*absent does not exist"):
-        load_reference(config)
-
-
-def spying(initialise, calls):
-    def wrapped(self, *arguments):
-        calls.append(self)
-        initialise(self, *arguments)
-
-    return wrapped
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile about itself
