@@ -21,7 +21,8 @@ class Learner(Section):
     zero_stage: int = Field(default=2, ge=1, le=3)
     """What `deepspeed` splits over ranks: 1 optimizer, 2 and gradients, 3 and weights."""
     rank_deadline_s: float = Field(default=300.0, gt=0.0)
-    """Longest collective operation or command of a rank; then the learner exits with an error."""
+    """Longest collective operation and silence of a rank, and longest wait for its reply once rank 0 has finished its
+    own part; then the learner exits with an error."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy is trained; `auto` = CUDA where torch finds it."""
     groups_per_step: int = Field(default=16, ge=1)

@@ -36,8 +36,10 @@ def worker_commands(config: Config, folder: RunFolder, address: str, plan: CoreP
 
 def learner_command(config: Config, folder: RunFolder, address: str, plan: CorePlan) -> Command:
     """The learner's command."""
+    # Where ranks leave the cause of their end; without it every start would leave a folder in /tmp.
+    causes = folder.log_path(LEARNER).with_suffix("")
     arguments: Sequence[str] = [
-        *_launcher(config.learner.ranks, folder),
+        *_launcher(config.learner.ranks, causes),
         *_module(LEARNER_MODULES[config.learner.kind], address, folder),
         "--run-folder",
         str(folder.path),
@@ -48,16 +50,15 @@ def learner_command(config: Config, folder: RunFolder, address: str, plan: CoreP
         log_path=folder.log_path(LEARNER),
         cores=plan.learning,
         pin=True,
+        causes=causes,
     )
 
 
-def _launcher(ranks: int, folder: RunFolder) -> list[str]:
+def _launcher(ranks: int, causes: Path) -> list[str]:
     """What starts `ranks` processes of a module, gives each its place, and ends all when one ends."""
     if ranks == 1:
         return []
-    # Where ranks leave the cause of their end; without it every start would leave a folder in /tmp.
-    causes = str(folder.log_path(LEARNER).with_suffix(""))
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--log-dir", causes]
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--log-dir", str(causes)]
 
 
 def _module(module: str, address: str, folder: RunFolder) -> list[str]:

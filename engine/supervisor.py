@@ -8,10 +8,12 @@ used; a learner that dies ends the run with its cause; nothing is left running w
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +43,8 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     niceness: int = 0
     max_restarts: int = 0
+    causes: Path | None = None
+    """Where a launcher's ranks leave an `error.json` with the cause of their end (torchrun --log-dir)."""
 
 
 OnExit = Callable[[str, str], Awaitable[None]]
@@ -78,6 +82,8 @@ class Child:
     command: Command
     process: asyncio.subprocess.Process
     num_restarts: int = 0
+    started_at: float = field(default_factory=time.time)
+    """Wall time, as of files."""
 
 
 @dataclass(slots=True)
@@ -141,7 +147,9 @@ class Supervisor:
                 if code:
                     log.warning("%s %s when it was told to finish", command.name, _cause(code))
                 return
-            cause = f"{command.name} {_cause(code)}; its last lines ({command.log_path}):\n{_tail(command.log_path)}"
+            said = _said_by_ranks(command.causes, child.started_at) if command.causes else ""
+            cause = f"{command.name} {_cause(code)}{said}"
+            cause += f"; its last lines ({command.log_path}):\n{_tail(command.log_path)}"
             if code == UNUSABLE or child.num_restarts >= command.max_restarts:
                 raise RunError(cause)
             child.num_restarts += 1
@@ -183,6 +191,22 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 def _cause(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def _said_by_ranks(causes: Path, since: float) -> str:
+    """What the first rank that ended said since then; a launcher's own report buries it."""
+    found: list[tuple[int, str]] = []
+    for path in sorted(causes.rglob("error.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            report = json.loads(path.read_text(encoding="utf-8"))
+            text = report["message"] if isinstance(report["message"], str) else report["message"]["message"]
+            if path.stat().st_mtime >= since:
+                found.append((int(report.get("timestamp", 0)), str(text)))
+    return f": {min(found, key=_when)[1]}" if found else ""
+
+
+def _when(report: tuple[int, str]) -> int:
+    return report[0]
 
 
 def _tail(path: Path) -> str:

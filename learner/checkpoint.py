@@ -10,9 +10,9 @@ Layout of `checkpoints/step-000012/`:
   dtype, world size, adapters), and size and xxh3_128 of every other file (engine/wire/record.py).
 
 Invariants: a folder `step-NNNNNN` appears by one rename after all of it is on disk; older ones are removed only
-afterwards; a failed save leaves them as they were and nothing of itself; what a killed save left is removed by the next
-start (`clear_leftovers`). With several ranks the one that calls `save_checkpoint` tells the others the folder that
-`write` was given and waits there until all have written. No torch here.
+afterwards, out of sight first; a failed save leaves them as they were and nothing of itself; what a killed save or
+removal left is removed by the next start (`clear_leftovers`). With several ranks the one that calls `save_checkpoint`
+tells the others the folder that `write` was given and waits there until all have written. No torch here.
 """
 
 import logging
@@ -66,8 +66,7 @@ def save_checkpoint(
         files = {str(path.relative_to(temporary)): _sum(path) for path in _files(temporary)}
         record = CheckpointRecord(milestone, fingerprint, files)
         (temporary / RECORD_FILE).write_bytes(encode_record(record))
-        for path in [*temporary.rglob("*"), temporary]:
-            _to_disk(path)
+        sync_folder(temporary)
         _replace(temporary, target)
         _to_disk(folder)
     except Exception as exc:  # safetensors and tokenizers have types of their own; all mean that it is not saved
@@ -80,8 +79,12 @@ def save_checkpoint(
 
 def checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints under `folder`, oldest version first; whether each is still whole, `read_record` says."""
-    found = [path for path in _numbered(folder) if (path / RECORD_FILE).is_file()]
-    return sorted(found, key=_version)
+    return [path for path in numbered(folder) if (path / RECORD_FILE).is_file()]
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Everything under `folder` that is named as a checkpoint, oldest version first."""
+    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=_version)
 
 
 def read_record(checkpoint: Path) -> CheckpointRecord:
@@ -111,7 +114,7 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
 
 def newest_whole(folder: Path) -> tuple[Path, CheckpointRecord] | None:
     """The newest checkpoint under `folder` that is whole; damaged ones are passed over with a warning each."""
-    for path in sorted(_numbered(folder), key=_version, reverse=True):
+    for path in reversed(numbered(folder)):
         try:
             return path, read_record(path)
         except DataError as exc:
@@ -124,12 +127,12 @@ def clear_leftovers(folder: Path) -> None:
     for path in folder.glob(".step-*.old"):
         target = folder / path.name.removeprefix(".").rpartition("-")[0]
         if target.exists():
-            shutil.rmtree(path)
+            _delete(path)
         else:
             path.rename(target)
     for path in folder.glob(".step-*.tmp"):
-        logger.warning("removed the half-written checkpoint %s", path)
-        shutil.rmtree(path)
+        logger.warning("removing %s: a checkpoint that was half written, or half removed", path)
+        _delete(path)
 
 
 def _remove_old(folder: Path, newest: int, keep: Checkpoint) -> None:
@@ -137,11 +140,26 @@ def _remove_old(folder: Path, newest: int, keep: Checkpoint) -> None:
     older = [path for path in checkpoints(folder) if _version(path) <= newest]
     for path in older[: -keep.keep]:
         if not keep.keep_every or _version(path) % keep.keep_every:
-            shutil.rmtree(path)
+            _remove(path)
 
 
-def _numbered(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+def _remove(checkpoint: Path) -> None:
+    """Out of sight first: one that has lost some of its files must not look like a checkpoint."""
+    hidden = checkpoint.with_name(f".{checkpoint.name}-{os.getpid()}.tmp")
+    try:
+        checkpoint.rename(hidden)
+    except OSError as exc:
+        logger.warning("the old checkpoint %s could not be removed: %s", checkpoint, exc)
+        return
+    _delete(hidden)
+
+
+def _delete(folder: Path) -> None:
+    """Free its room; a failure is no reason to end a run whose checkpoints are whole."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as exc:
+        logger.warning("%s could not be deleted and takes up room: %s", folder, exc)
 
 
 def _version(path: Path) -> int:
@@ -168,8 +186,18 @@ def _replace(temporary: Path, target: Path) -> None:
         return
     aside = temporary.with_suffix(".old")
     target.rename(aside)
-    temporary.rename(target)
-    shutil.rmtree(aside)
+    try:
+        temporary.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    _delete(aside)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until everything under `folder` is on disk."""
+    for path in [*folder.rglob("*"), folder]:
+        _to_disk(path)
 
 
 def _to_disk(path: Path) -> None:

@@ -8,6 +8,7 @@ No torch here: it is read before torch is imported.
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import time
@@ -18,8 +19,12 @@ from pathlib import Path
 from configs.load import ConfigError
 from configs.training import Learner
 
+logger = logging.getLogger(__name__)
+
 _PR_SET_PDEATHSIG = 1
 """prctl(2)."""
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+"""Of torchrun, of the deepspeed launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +51,30 @@ def read_placement(environ: Mapping[str, str], config: Learner) -> Placement:
         config: What the run's configuration says.
 
     Raises:
-        ConfigError: the launcher started another number of ranks than the configuration says.
+        ConfigError: the launcher started another number of ranks than the configuration says, or one of the variables
+            is missing or no number.
     """
     placement = Placement()
     if "RANK" in environ:
-        world_size, local_rank = int(environ["WORLD_SIZE"]), int(environ["LOCAL_RANK"])
-        local_world_size = int(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or world_size)
-        placement = Placement(int(environ["RANK"]), world_size, local_rank, local_world_size)
+        world_size = _number(environ, "WORLD_SIZE")
+        local_world_size = next((_number(environ, name) for name in _LOCAL_SIZES if environ.get(name)), world_size)
+        placement = Placement(_number(environ, "RANK"), world_size, _number(environ, "LOCAL_RANK"), local_world_size)
     if placement.world_size != config.ranks:
         raise ConfigError(
             f"learner.ranks must be the number of processes that the launcher started, {placement.world_size}, "
             f"got {config.ranks}"
         )
     return placement
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"{name} in the environment must be a number where RANK is set, got {environ.get(name)!r}; a launcher sets "
+            "both, without one neither is needed"
+        ) from None
 
 
 def rank_threads(config: Learner, placement: Placement) -> int:
@@ -78,5 +94,9 @@ def end_with_launcher(placement: Placement) -> None:
 def tell_launcher(text: str, environ: Mapping[str, str]) -> None:
     """Leave the cause of this rank's end where torchrun looks for it, so that its report says it."""
     path = environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
+    if not path:
+        return
+    try:
         Path(path).write_text(json.dumps({"message": text, "timestamp": int(time.time())}), encoding="utf-8")
+    except OSError as exc:
+        logger.warning("the launcher will not hear why this rank ended: %s", exc)

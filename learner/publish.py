@@ -4,8 +4,9 @@ Invariants:
 - Two segments alternate: version v overwrites that of v - 2, which nobody reads once v - 1 is published.
 - A segment is a file under /dev/shm named `adastream-PID-SLOT`, raw little-endian tensor bytes, each tensor at a
   multiple of 64 bytes. Tensors that share memory (a tied head) share their bytes and are both named.
-- Segments disappear on close, also after SIGTERM; those of a learner that was killed are removed at the next start: a
-  living learner holds a file lock on its segments, so their names cannot be mistaken.
+- Segments disappear on close, also after SIGTERM and where the thread that fills them is stuck (`unlink`); those of a
+  learner that was killed are removed at the next start: a living learner holds a file lock on its segments, so their
+  names cannot be mistaken.
 """
 
 import contextlib
@@ -49,6 +50,7 @@ class SegmentPublisher:
     def __init__(self, folder: Path = SHARED_MEMORY) -> None:
         self._folder = folder
         self._segments: dict[int, _Segment] = {}
+        self._is_over = False
 
     def __enter__(self) -> "SegmentPublisher":
         """Remove what killed learners left behind."""
@@ -57,10 +59,16 @@ class SegmentPublisher:
 
     def __exit__(self, *_: object) -> None:
         """Remove our segments; a worker that has one mapped keeps its memory until it lets go."""
+        self.unlink()
         for segment in self._segments.values():
-            segment.path.unlink(missing_ok=True)
             os.close(segment.descriptor)
         self._segments.clear()
+
+    def unlink(self) -> None:
+        """Remove the names of our segments, those made later too; from any thread, also while one is being filled."""
+        self._is_over = True
+        for segment in list(self._segments.values()):
+            segment.path.unlink(missing_ok=True)
 
     def lay_out(
         self, policy_version: int, weights: Iterable[tuple[str, Tensor]], canaries: Sequence[Canary]
@@ -93,6 +101,8 @@ class SegmentPublisher:
     def _segment(self, slot: int, size: int) -> _Segment:
         if slot not in self._segments:
             self._segments[slot] = _create(self._folder / f"{PREFIX}{os.getpid()}-{slot}", size)
+            if self._is_over:  # since it was created, perhaps
+                self.unlink()
         return self._segments[slot]
 
 
@@ -110,9 +120,7 @@ def remove_dead_segments(folder: Path = SHARED_MEMORY) -> list[str]:
 
 
 def _create(path: Path, size: int) -> _Segment:
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    descriptor = _open_locked(path)
     try:
         # Without this a full /dev/shm would be a SIGBUS while copying.
         os.posix_fallocate(descriptor, 0, size)
@@ -122,6 +130,17 @@ def _create(path: Path, size: int) -> _Segment:
         raise RunError(f"{path.parent} must have room for {size} bytes of weights: {exc.strerror}") from exc
     memory = mmap.mmap(descriptor, size)
     return _Segment(path, descriptor, memory, torch.frombuffer(memory, dtype=torch.uint8))
+
+
+def _open_locked(path: Path) -> int:
+    """A new file with our lock; until we have it another learner's start may take the file for a dead one's."""
+    while True:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)
 
 
 def _write(segment: _Segment, offset: int, tensor: Tensor) -> tuple[str, bool]:

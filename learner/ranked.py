@@ -23,13 +23,15 @@ from transformers.utils import logging as transformers_logging
 from configs.load import ConfigError
 from configs.root import Config
 from configs.training import Learner
+from engine.core.errors import RunError, first_line
 from engine.wire import Fingerprint, Float32s, Int32s, TrainGroup
 from learner.backends.base import StepReport
 from learner.gradient import Gradient, SampleKey, micro_batches
 from learner.loading import choose_device, load_policy, load_reference
+from learner.meeting import Meeting, find_leader, gather_followers, open_meeting
 from learner.placement import Placement
 from learner.policy import Policy
-from learner.ranks import Follower, Leader, Meeting, find_leader, gather_followers, open_meeting
+from learner.ranks import Follower, Leader
 from learner.shards import check_world, load_rank, save_rank
 from learner.sharing import share_out
 
@@ -209,12 +211,13 @@ class RankedBackend:
         check_world(folder, self._num_ranks)  # said here, this is an error of one process
         self._leader.everywhere([LoadState(folder.absolute())] * self._num_ranks, self._own)
 
-    def close(self, cause: str = "") -> None:
-        """End all other ranks: after their last command, or at once because rank 0 ends with `cause`."""
-        if cause:
-            self._leader.abandon(cause)
-            return
+    def close(self) -> None:
+        """End all other ranks after their last command."""
         self._leader.close([Close()] * self._num_ranks, self._own)
+
+    def abandon(self, cause: str) -> None:
+        """End all other ranks at once because rank 0 ends with `cause`; from any thread."""
+        self._leader.abandon(cause)
 
     def _gather(self) -> list[tuple[str, Tensor]]:
         commands = [Gather(keeps=rank == 0) for rank in range(self._num_ranks)]
@@ -246,6 +249,7 @@ def lead(
     config: Config,
     placement: Placement,
     on_failure: Callable[[], None],
+    end_process: Callable[[int], None],
 ) -> RankedBackend:
     """Meet the other ranks and split `policy` over them; rank 0.
 
@@ -255,6 +259,7 @@ def lead(
         config: The run's.
         placement: Of this process.
         on_failure: Called from another thread when a rank fails.
+        end_process: Called with an exit code when rank 0 is stuck after a failure.
 
     Raises:
         DeadlineError: the other ranks did not come.
@@ -267,7 +272,7 @@ def lead(
     listener, meeting = open_meeting(host)
     _agree(meeting, config, placement)
     followers = gather_followers(listener, meeting, placement.world_size - 1, deadline_s)
-    leader = Leader(followers, deadline_s, on_failure)
+    leader = Leader(followers, deadline_s, on_failure, end_process)
     try:
         own = make_backend(policy, config, reference)
     except Exception as exc:
@@ -326,21 +331,31 @@ def backend_type() -> "type[DeepSpeedBackend]":
         from learner.backends.deepspeed import DeepSpeedBackend
     except ImportError as exc:
         raise ConfigError(
-            'learner.backend = "deepspeed" needs that package: pip install "adastream[deepspeed]"'
+            f'learner.backend = "deepspeed" needs that package (pip install "adastream[deepspeed]"): {first_line(exc)}'
         ) from exc
     return DeepSpeedBackend
 
 
 def join(config: Config, placement: Placement) -> None:
-    """Make the process group of all ranks; collective."""
+    """Make the process group of all ranks; collective.
+
+    Raises:
+        RunError: they cannot reach each other.
+    """
     device = take_device(config.learner, placement)
     name, timeout = "gloo", timedelta(seconds=config.learner.rank_deadline_s)
     if device.type == "cuda":
         name = "nccl"
     if placement.world_size == 1:
         dist.init_process_group(name, store=HashStore(), rank=0, world_size=1, timeout=timeout)
-    else:
+        return
+    try:
         dist.init_process_group(name, timeout=timeout)
+    except (dist.DistNetworkError, dist.DistStoreError) as exc:
+        raise RunError(
+            f"the ranks cannot meet at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {first_line(exc)} (the "
+            "launcher's --master_port, torchrun's --master-port, names another port)"
+        ) from exc
 
 
 def _agree(meeting: Meeting | None, config: Config, placement: Placement) -> Meeting:
@@ -349,5 +364,6 @@ def _agree(meeting: Meeting | None, config: Config, placement: Placement) -> Mee
         box = [meeting]
         dist.broadcast_object_list(box, src=0, device=take_device(config.learner, placement))
         meeting = box[0]
-    assert meeting is not None
+    if meeting is None:
+        raise RunError("rank 0 must say where the ranks meet, said nothing")
     return meeting

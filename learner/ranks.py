@@ -8,25 +8,25 @@ Invariants:
 - Every command goes to every rank, in one order, and each rank replies once; rank 0 takes part in its own commands.
 - The first failure ends all ranks and its text names the rank that failed: by an exception there, by a death (the
   connection closes), or by silence past the deadline.
+- A rank answers pings from a thread of its own, whatever it computes or waits for. So one that is stopped is told from
+  those that wait for it in a collective, and a command may last as long as it needs while all answer.
 - A process whose work is stuck in a collective that nobody will finish ends by itself GRACE_S after the failure.
 
-Pickles travel only over connections that have shown the key of the run. No torch here. Used by `learner.ranked`.
+No torch here. Used by `learner.ranked`.
 """
 
-import hmac
 import logging
 import os
 import queue
-import secrets
-import socket
-import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Generic, Protocol, TypeVar
 
 from engine.core.errors import AdastreamError, DeadlineError
+from learner.meeting import Line
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,11 @@ GRACE_S = 5.0
 """How long a process may take to end by itself after a failure."""
 BLAME_S = 2.0
 """How long an error waits for the word of the rank that caused it: the death of a rank breaks collectives of others."""
-_KEY_BYTES = 32
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""A machine that is gone closes its connections within 25 s."""
+PING_S = 5.0
+"""Between two pings of a follower; shorter where the deadline is short."""
+_PINGS_A_DEADLINE = 4
+_MISSED_PINGS = 3
+"""So many without an answer, and an error that nobody owns up to is blamed on the rank that is silent."""
 
 Target = TypeVar("Target", contravariant=True)
 Reply = TypeVar("Reply", covariant=True)
@@ -58,6 +60,16 @@ class Command(Protocol[Target, Reply]):
 
 
 @dataclass(frozen=True, slots=True)
+class _Ping:
+    """Rank 0 asks whether a follower lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pong:
+    """It does."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Failed:
     """Sent by a follower: what failed there. Sent by rank 0: which rank failed and how."""
 
@@ -67,49 +79,6 @@ class _Failed:
 @dataclass(frozen=True, slots=True)
 class _Done(Generic[Answer]):
     value: Answer
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where followers find rank 0."""
-
-    host: str
-    port: int
-    key: bytes
-
-
-class Line:
-    """A connection between rank 0 and a follower; any thread may send, one receives."""
-
-    def __init__(self, peer: socket.socket) -> None:
-        """Take over a connected socket."""
-        peer.settimeout(None)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if peer.family != socket.AF_UNIX:
-            for option, value in _KEEPALIVE:
-                peer.setsockopt(socket.IPPROTO_TCP, option, value)
-        self.connection = Connection(peer.detach())
-        self._lock = threading.Lock()
-
-    def send(self, message: object) -> None:
-        """Raises OSError when the other side is gone."""
-        with self._lock:
-            self.connection.send(message)
-
-    def try_to_send(self, message: object) -> None:
-        """Send unless the other side is gone; its end was or will be seen by the reader."""
-        try:
-            self.send(message)
-        except OSError as exc:
-            logger.debug("not sent: %s", exc)
-
-    def shut_down(self) -> None:
-        """End the connection under its readers, which then see its end."""
-        try:
-            with socket.socket(fileno=os.dup(self.connection.fileno())) as peer:
-                peer.shutdown(socket.SHUT_RDWR)
-        except OSError as exc:
-            logger.debug("was closed: %s", exc)
 
 
 class _Fate:
@@ -154,7 +123,8 @@ class Leader:
 
         Args:
             followers: Rank to line.
-            deadline_s: Longest wait for a rank's reply after rank 0 has finished its own part.
+            deadline_s: Longest wait for a rank's reply after rank 0 has finished its own part, and longest silence of a
+                rank at any time.
             on_failure: Called once, from another thread, when a rank fails.
             end_process: Called with an exit code when the process did not end by itself.
         """
@@ -163,8 +133,12 @@ class Leader:
         self._fate = _Fate(on_failure, end_process)
         self._replies: dict[int, queue.Queue[_Done[object] | None]] = {rank: queue.Queue() for rank in followers}
         self._is_closing = False
+        self._ping_s = min(PING_S, deadline_s / _PINGS_A_DEADLINE)
+        self._heard_at = dict.fromkeys(followers, time.monotonic())
+        self._hung_up = threading.Event()
         self._reader = threading.Thread(target=self._read, name="followers", daemon=True)
         self._reader.start()
+        threading.Thread(target=self._ping, name="pings", daemon=True).start()
 
     @property
     def failure(self) -> str:
@@ -184,6 +158,9 @@ class Leader:
         for rank, line in self._followers.items():
             try:
                 line.send(commands[rank])
+            except BlockingIOError as exc:
+                self._fail(f"rank {rank} takes no commands: it is stopped, or its machine is gone")
+                raise self.blame(exc) from exc
             except OSError as exc:
                 raise self.blame(exc) from exc
         try:
@@ -201,10 +178,10 @@ class Leader:
     def abandon(self, text: str) -> None:
         """End the followers, because rank 0 ends with `text`."""
         self._is_closing = True
-        self._tell(f"rank 0 failed: {text}")
         if self._followers:
             # A collective of this process may wait for them for ever.
             self._fate.set_deadline()
+        self._tell(f"rank 0 failed: {text}")
         self._hang_up()
 
     def _await(self, rank: int, command: object) -> Answer:  # type: ignore[type-var]  (the reply to this command)
@@ -224,8 +201,24 @@ class Leader:
         """What to raise for `error`: the failure of the rank that caused it, or itself, of which all then hear."""
         if self._fate.happened.wait(BLAME_S):
             return RankLost(self._fate.text)
+        if self._is_one_silent(_MISSED_PINGS * self._ping_s):
+            logger.error("rank 0 failed after that: %s", _said(error))  # in case it was by itself
+            return RankLost(self._fate.text)
         self._tell(f"rank 0 failed: {_said(error)}")
         return error
+
+    def _ping(self) -> None:
+        while not self._hung_up.wait(self._ping_s) and not self._is_one_silent(self._deadline_s):
+            for line in self._followers.values():
+                line.try_to_send(_Ping())
+
+    def _is_one_silent(self, limit_s: float) -> bool:
+        """Whether a rank was not heard for so long; it is then the one that failed."""
+        silences = [(time.monotonic() - at, rank) for rank, at in self._heard_at.items()]
+        silence_s, rank = max(silences, default=(0.0, 0))
+        if silence_s > limit_s:
+            self._fail(f"rank {rank} has not answered for {silence_s:.0f} s: it is stopped, or its machine is gone")
+        return bool(self._fate.text)
 
     def _read(self) -> None:
         ranks = {line.connection: rank for rank, line in self._followers.items()}
@@ -240,24 +233,28 @@ class Leader:
                     self._replies[rank].put(None)
                     self._fail(f"rank {rank} died: its connection closed")
                     continue
+                self._heard_at[rank] = time.monotonic()
                 match message:
                     case _Failed(text):
                         self._fail(f"rank {rank} failed: {text}")
+                    case _Pong():
+                        pass
                     case _:
                         self._replies[rank].put(message)
 
     def _fail(self, text: str) -> None:
         if self._is_closing or not self._fate.fail(text):
             return
-        self._tell(text)
         for replies in self._replies.values():
             replies.put(None)
+        self._tell(text)
 
     def _tell(self, text: str) -> None:
         for line in self._followers.values():
             line.try_to_send(_Failed(text))
 
     def _hang_up(self) -> None:
+        self._hung_up.set()
         for line in self._followers.values():
             line.shut_down()
         self._reader.join(GRACE_S)
@@ -316,62 +313,12 @@ class Follower:
                 self._fate.fail(message.text)
                 self._commands.put(None)
                 return
+            if isinstance(message, _Ping):
+                self._leader.try_to_send(_Pong())
+                continue
             self._commands.put(message)
             if isinstance(message, self._last):
                 return
-
-
-def open_meeting(host: str) -> tuple[socket.socket, Meeting]:
-    """Listen on a free port of `host`; rank 0, first."""
-    listener = socket.create_server((host, 0))
-    return listener, Meeting(host, listener.getsockname()[1], secrets.token_bytes(_KEY_BYTES))
-
-
-def gather_followers(
-    listener: socket.socket, meeting: Meeting, num_followers: int, deadline_s: float
-) -> dict[int, Line]:
-    """Accept all followers and stop listening; rank to line.
-
-    Raises:
-        DeadlineError: not all came in time.
-    """
-    found: dict[int, Line] = {}
-    with listener:
-        while len(found) < num_followers:
-            listener.settimeout(deadline_s)
-            try:
-                peer, _ = listener.accept()
-                peer.settimeout(deadline_s)
-                greeting = _receive(peer, _KEY_BYTES + 4)
-            except TimeoutError as exc:
-                missing = [rank for rank in range(1, num_followers + 1) if rank not in found]
-                raise DeadlineError(f"ranks {missing} did not come to rank 0 within {deadline_s:g} s") from exc
-            if not hmac.compare_digest(greeting[:_KEY_BYTES], meeting.key):
-                peer.close()
-                continue
-            found[struct.unpack("!I", greeting[_KEY_BYTES:])[0]] = Line(peer)
-    return dict(sorted(found.items()))
-
-
-def find_leader(rank: int, meeting: Meeting, deadline_s: float) -> Line:
-    """Connect to rank 0.
-
-    Raises:
-        DeadlineError: it does not answer.
-    """
-    try:
-        peer = socket.create_connection((meeting.host, meeting.port), timeout=deadline_s)
-        peer.sendall(meeting.key + struct.pack("!I", rank))
-    except OSError as exc:
-        raise DeadlineError(f"rank {rank} cannot reach rank 0 at {meeting.host}:{meeting.port}: {exc}") from exc
-    return Line(peer)
-
-
-def _receive(peer: socket.socket, size: int) -> bytes:
-    parts = b""
-    while len(parts) < size and (part := peer.recv(size - len(parts))):
-        parts += part
-    return parts
 
 
 def _said(error: Exception) -> str:

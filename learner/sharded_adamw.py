@@ -43,7 +43,8 @@ class ShardedAdamW(torch.optim.AdamW):
     @property
     def shard(self) -> nn.Parameter:
         """This rank's master weights, float32 [N]; known since the first step (ZeRO-3 shows them only in steps)."""
-        assert self._shard is not None
+        if self._shard is None:
+            raise RuntimeError("the shard is known since the first step, there was none")
         return self._shard
 
     def prepare(self, normaliser: float, lr: float) -> None:
@@ -64,12 +65,14 @@ class ShardedAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Turn the ranks' mean into the divided sum, clip it by its norm over all shards, and step; a collective."""
-        assert closure is None
+        if closure is not None:
+            raise ValueError("closure must be None: the gradient is there already")
         (self._shard,) = self.param_groups[0]["params"]
         if self._is_frozen:
             return
         grad_N = self.shard.grad
-        assert grad_N is not None
+        if grad_N is None:
+            raise RuntimeError("the shard must have a gradient, DeepSpeed gave none")
         # The mean was taken over ranks, the sum is wanted.
         scale = self._world_size / self._normaliser
         norm = math.sqrt(self._sum_over_ranks(grad_N)) * scale

@@ -1,6 +1,7 @@
 """The ranks' states in a checkpoint: written and read one a rank, checked, and put together to whole weights.
 
-`state/rank-R-of-W.safetensors` holds what `DeepSpeedBackend.state` gives. Its `master` is flat:
+`state/rank-R-of-W.safetensors` holds what `state` of the backend gives. Its `master` is flat:
+- torch (stage 0, one rank): all weights in the order of the model's parameters, end to end;
 - stages 1 and 2: all weights in the order of the model's parameters, end to end, zeros up to a multiple of W, cut into
   W equal pieces;
 - stage 3: each weight by itself with zeros up to a multiple of W, cut into W equal pieces; a rank has its piece of
@@ -88,7 +89,7 @@ def saved_ranks(folder: Path) -> int:
 
 
 def read_masters(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """The whole float32 master weights of a sharded checkpoint.
+    """The whole float32 master weights of a checkpoint.
 
     Args:
         folder: A checkpoint.
@@ -105,7 +106,7 @@ def read_masters(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Te
         try:
             state = load_file(path)
             shards.append(state["master"])
-            stages.add(int(state[STAGE].item()) if STAGE in state else 1)
+            stages.add(int(state[STAGE].item()) if STAGE in state else 0)
         except (OSError, SafetensorError, KeyError) as exc:
             raise DataError(f"{path} must hold the state of a rank: {exc}") from exc
     if len(stages) != 1:
@@ -117,7 +118,7 @@ def read_masters(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Te
 
 
 def merge_shards(shards: Sequence[Tensor], shapes: Mapping[str, torch.Size], stage: int) -> dict[str, Tensor]:
-    """Whole weights from flat shards in the order of ranks.
+    """Whole weights from flat shards in the order of ranks; `stage` as in the module's text.
 
     Raises:
         ValueError: the shards are too short or too long for `shapes`.
@@ -130,7 +131,8 @@ def merge_shards(shards: Sequence[Tensor], shapes: Mapping[str, torch.Size], sta
     fits = len(whole_N) == world_size * sum(per_weight) if stage == 3 else 0 <= len(whole_N) - total <= 2 * world_size
     if not fits or len({shard.numel() for shard in shards}) != 1:
         lengths = [shard.numel() for shard in shards]
-        raise ValueError(f"shards of ZeRO-{stage} must hold {total} weights and padding, got lengths {lengths}")
+        kind = f"shards of ZeRO-{stage}" if stage else "the state of one rank"
+        raise ValueError(f"{kind} must hold {total} weights and padding, got lengths {lengths}")
     weights: dict[str, Tensor] = {}
     start = 0
     for (name, shape), size in zip(shapes.items(), per_weight, strict=True):

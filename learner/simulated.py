@@ -11,6 +11,7 @@ cannot be used (exit 2).
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -106,14 +107,13 @@ def new_stream(link: Link, config: Config, checkpoints: CheckpointFolder) -> Lea
 async def run(address: str, config: Config, run_folder: Path) -> None:
     """Join the engine at `address` and train until it says stop. Raises as `LearnerStream.run` does."""
     hello = Hello(protocol=PROTOCOL_VERSION, role="learner", name="learner", life=secrets.token_hex(8), pid=os.getpid())
-    checkpoints = CheckpointFolder(run_folder / "checkpoints")
-    checkpoints.open()
-    link = await ZmqLink.connect(address, hello)
-    try:
-        await new_stream(link, config, checkpoints).run()
-    finally:
-        await link.close()
-        checkpoints.close()
+    with contextlib.closing(CheckpointFolder(run_folder)) as checkpoints:
+        await checkpoints.open(config.learner.idle_deadline_s)
+        link = await ZmqLink.connect(address, hello)
+        try:
+            await new_stream(link, config, checkpoints).run()
+        finally:
+            await link.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

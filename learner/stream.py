@@ -135,6 +135,7 @@ class LearnerStream:
         self._arrived = asyncio.Event()
         self._stage = "starting"
         self._milestone = Milestone()
+        self._saved: tuple[Milestone, str] | None = None
         self._publication_wait_s = 0.0
 
     @property
@@ -269,8 +270,14 @@ class LearnerStream:
         await self._publish()
         every = self._settings.save_every_steps
         if every and self.policy_version % every == 0 and self._stop is None:
+            await self._save()
+
+    async def _save(self) -> str:
+        """The checkpoint of this milestone; the path of the one that is there, if it was saved before."""
+        if self._saved is None or self._saved[0] != self._milestone:
             self._stage = f"saving the checkpoint of version {self.policy_version}"
-            await self._trainer.save(self._milestone)
+            self._saved = self._milestone, await self._trainer.save(self._milestone)
+        return self._saved[1]
 
     async def _publish(self) -> None:
         # Version v overwrites the segment of v - 2, which workers may read until v - 1 is published.
@@ -295,8 +302,7 @@ class LearnerStream:
         stop = self._stop
         checkpoint = ""
         if stop is not None and stop.save:
-            self._stage = f"saving the checkpoint of version {self.policy_version}"
-            checkpoint = await self._trainer.save(self._milestone)
+            checkpoint = await self._save()
         logger.info("stopped at version %s: %s", self.policy_version, stop.reason if stop else "")
         await self._link.send(Finished(checkpoint=checkpoint))
         return checkpoint

@@ -7,6 +7,7 @@ groups have no response token leaves weights, optimizer and warm-up as they are.
 
 import asyncio
 import logging
+import os
 import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,13 +22,14 @@ from transformers.utils import logging as transformers_logging
 
 from configs.model_folder import ModelError, is_hub_name
 from configs.root import Config
+from engine.core.errors import first_line
 from engine.wire import Canary, Int32s, Manifest, Milestone, TrainGroup
 from learner.backends.base import Backend
 from learner.backends.torch import TorchBackend
 from learner.checkpoint import save_checkpoint
 from learner.loading import load_policy, load_reference
 from learner.milestone import Loaded
-from learner.placement import Placement, rank_threads
+from learner.placement import Placement, rank_threads, tell_launcher
 from learner.policy import Policy
 from learner.publish import SegmentPublisher
 from learner.ranked import RankedBackend, lead, take_device
@@ -73,7 +75,7 @@ class TorchTrainer:
         self._config = config
         self._placement, self._on_failure = placement, on_failure
         self._ranked: RankedBackend | None = None
-        self._checkpoints = CheckpointFolder(run_folder / "checkpoints")
+        self._checkpoints = CheckpointFolder(run_folder)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._publisher = SegmentPublisher()
         self._policy_version = 0
@@ -84,14 +86,18 @@ class TorchTrainer:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        """Wait for the pass that runs, remove the segments, end the other ranks."""
+        """Remove the segments, wait for the pass that runs, end the other ranks."""
+        self._publisher.unlink()
+        closing = None
         try:
             if self._ranked is not None and error is not None:
                 # First, for the pass that runs may wait for them.
-                self._ranked.close(f"{type(error).__name__} {error}".strip())
-            self._thread.shutdown(wait=True, cancel_futures=True)
-            if self._ranked is not None and error is None:
-                self._ranked.close()
+                self._ranked.abandon(f"{type(error).__name__} {error}".strip())
+            elif self._ranked is not None:
+                closing = self._thread.submit(self._ranked.close)
+            self._thread.shutdown(wait=True, cancel_futures=closing is None)
+            if closing is not None:
+                closing.result()
         finally:
             self._publisher.__exit__()
             self._checkpoints.close()
@@ -102,7 +108,17 @@ class TorchTrainer:
         return self._ranked.failure if self._ranked is not None else ""
 
     async def open(self) -> Loaded | None:
-        """Load model, tokenizer and checkpoint, and check that packing computes what the model does."""
+        """Load model, tokenizer and checkpoint, and check that packing computes what the model does.
+
+        Raises:
+            DeadlineError: another learner has the checkpoints' folder.
+        """
+        learner = self._config.learner
+        deadline_s = learner.idle_deadline_s
+        if self._placement.world_size > 1:
+            # The other ranks wait for this one meanwhile; ours is the better text.
+            deadline_s = min(deadline_s, learner.rank_deadline_s / 2)
+        await self._checkpoints.open(deadline_s)
         return await self._run(self._open)
 
     async def accumulate(self, groups: Sequence[TrainGroup]) -> None:
@@ -125,7 +141,6 @@ class TorchTrainer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _open(self) -> Loaded | None:
-        self._checkpoints.open()
         transformers_logging.disable_progress_bar()
         torch.set_num_threads(rank_threads(self._config.learner, self._placement))
         torch.manual_seed(self._config.run.seed)
@@ -153,8 +168,15 @@ class TorchTrainer:
         reference = load_reference(self._config, policy, self._canaries[:CHECKED_SEQUENCES])
         if self._config.learner.backend == "torch":
             return TorchBackend(policy, self._config, reference)
-        self._ranked = lead(policy, reference, self._config, self._placement, self._on_failure)
+        self._ranked = lead(policy, reference, self._config, self._placement, self._on_failure, self._end_process)
         return self._ranked
+
+    def _end_process(self, code: int) -> None:
+        """At once, for the compute thread waits for a rank that will not answer."""
+        self._publisher.unlink()
+        if self.failure:
+            tell_launcher(self.failure, os.environ)
+        os._exit(code)
 
     def _step(self) -> dict[str, float]:
         metrics = self._update.take(self._policy_version)
@@ -187,7 +209,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=not is_hub_name(path))
     except (OSError, ValueError, KeyError) as exc:
-        raise ModelError(f"model.path {path} must hold a tokenizer: {exc}") from exc
+        raise ModelError(f"model.path {path} must hold a tokenizer: {first_line(exc)}") from exc
 
 
 def canary_sequences(tokenizer: PreTrainedTokenizerBase, count: int) -> list[Int32s]:

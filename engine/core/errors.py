@@ -55,3 +55,8 @@ def first_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says in its first line: some go on for pages."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,6 +1,5 @@
 """A learner of two ranks under torchrun and under the deepspeed launcher; bfloat16, gloo."""
 
-import asyncio
 import signal
 import sys
 import time
@@ -16,10 +15,9 @@ from configs import load_config
 from engine.cores import CorePlan
 from engine.launch import learner_command
 from engine.run_folder import RunFolder
-from engine.wire import Credit, Finished, Resumed, Stop, WeightsPublished, WeightsReady
+from engine.wire import Credit, Finished, Resumed, Stop, WeightsReady
 from learner import export
-from tests.support.learner_inputs import random_group
-from tests.support.learner_run import GROUPS, LearnerRun, torchrun
+from tests.support.learner_run import LearnerRun, torchrun
 from tests.support.run_process import assert_gone
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -48,7 +46,9 @@ def all_weights(folder):
 )
 async def test_two_ranks_train_publish_save_and_end_cleanly(tmp_path, launcher, zero_stage):
     rng = np.random.default_rng(0)
-    async with LearnerRun(tmp_path, launcher, {"ranks": "2", "zero_stage": str(zero_stage)}) as run:
+    run = LearnerRun(tmp_path, launcher, {"ranks": "2", "zero_stage": str(zero_stage)})
+    run.says_where = False
+    async with run:
         ready = await run.next(WeightsReady)
         initial = norm_weight(ready.manifest)
         assert "lm_head.weight" in {spec.name for spec in ready.manifest.tensors}
@@ -69,6 +69,7 @@ async def test_two_ranks_train_publish_save_and_end_cleanly(tmp_path, launcher, 
     assert [report.metrics["tokens_trained"] for report in reports] == [60, 60]
     assert all(report.metrics["grad_norm"] > 0 for report in reports)
     assert not torch.equal(initial, last)
+    assert Path(finished.checkpoint) == tmp_path / "checkpoints" / "step-000002"
     saved = all_weights(finished.checkpoint)
     assert torch.equal(saved["model.norm.weight"], last)
     assert export.main([finished.checkpoint, str(tmp_path / "exported")]) == 0
@@ -100,7 +101,7 @@ async def test_two_ranks_go_on_from_their_checkpoint(tmp_path):
     run.options += ["--set", "learner.zero_stage=1"]
     async with run:
         assert await run.exit_code() != 0
-        assert "backend must be deepspeed ZeRO-1, is deepspeed ZeRO-3" in run.log
+        assert "learner.zero_stage must be 3 as in the checkpoint, got 1" in run.log
 
 
 async def test_a_follower_that_dies_ends_the_run_in_seconds_and_is_named(tmp_path):
@@ -119,22 +120,6 @@ async def test_a_follower_that_dies_ends_the_run_in_seconds_and_is_named(tmp_pat
         assert time.monotonic() - killed_at < 15.0
         assert_gone([launcher, *ranks])
         assert "rank 1 died: its connection closed" in run.log
-
-
-async def test_a_follower_that_stops_in_a_collective_ends_the_run_at_the_deadline(tmp_path):
-    settings = {"ranks": "2", "zero_stage": "2", "rank_deadline_s": "10.0"}
-    async with LearnerRun(tmp_path, [*torchrun(2), "-m", "learner.train"], settings) as run:
-        await run.next(WeightsReady)
-        await run.hub.send("learner", WeightsPublished(policy_version=0))
-        await run.next(Credit)
-        ranks = run.ranks()
-        ranks[1].suspend()
-        for number in range(GROUPS):
-            await run.hub.send("learner", random_group(np.random.default_rng(0), number))
-        await asyncio.to_thread(ranks[0].wait, 40)
-        assert "Timed out waiting 10000ms" in run.log
-        run.process.kill()  # it would give the other rank half a minute
-        assert_gone(ranks)
 
 
 async def test_another_number_of_ranks_than_configured_is_said(tmp_path):

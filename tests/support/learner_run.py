@@ -25,6 +25,8 @@ class LearnerRun:
     def __init__(self, folder: Path, launcher: list[str], settings: dict[str, str]) -> None:
         self.folder, self.launcher = folder, launcher
         self.options: list[str] = []
+        self.says_where = True
+        """The command line names the engine's address and the run's folder; otherwise the configuration does."""
         self.log_path = folder / "learner.log"
         model = folder / "model"
         save_model_with_tokenizer(model)
@@ -38,10 +40,15 @@ class LearnerRun:
 
     async def __aenter__(self) -> "LearnerRun":
         self.hub = await ZmqHub.bind("127.0.0.1", 0)
+        config, where = self.folder / "config.toml", []
+        if self.says_where:
+            where = ["--connect", self.hub.address, "--run-folder", str(self.folder / "run")]
+        else:
+            with config.open("a") as file:
+                file.write(f"[server]\nwire_port = {self.hub.address.rpartition(':')[2]}\n")
         with self.log_path.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *self.launcher, "--connect", self.hub.address, "--config", str(self.folder / "config.toml"),
-                "--run-folder", str(self.folder / "run"), *self.options,
+                *self.launcher, "--config", str(config), *where, *self.options,
                 cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "DS_ACCELERATOR": "cpu"},
             )  # fmt: skip
         return self

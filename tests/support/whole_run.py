@@ -109,7 +109,7 @@ class InLoopChildren:
         self.alive.add(name)
         try:
             if name == "learner":
-                await new_stream(link, config, CheckpointFolder(self.folder / "checkpoints")).run()
+                await new_stream(link, config, CheckpointFolder(self.folder)).run()
             else:
                 await Session(link, SimulatedWorker(config.simulated, config.run.seed)).run()
         except PeerLost:

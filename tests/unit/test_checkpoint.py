@@ -1,8 +1,11 @@
 """Checkpoints load in plain transformers, appear whole or not at all, and those that shall stay do."""
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +69,41 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path):
         save(tmp_path, 2, backend.save_model, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
     assert (older / "model.safetensors").read_bytes() == content
+
+
+def refuse(method, monkeypatch, folder_name):
+    """Let a method of `Path` or `shutil` fail for the folder whose name starts so, as a read-only disk does."""
+    owner, name = method
+    real = getattr(owner, name)
+
+    def refusing(path, *arguments, **choices):
+        if Path(path).name.startswith(folder_name):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **choices)
+
+    monkeypatch.setattr(owner, name, refusing)
+
+
+@pytest.mark.parametrize("method", [(Path, "rename"), (shutil, "rmtree")], ids=["hiding", "deleting"])
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(tmp_path, monkeypatch, caplog, method):
+    save(tmp_path, 1, write_text("older"))
+    with monkeypatch.context() as patch:
+        refuse(method, patch, "step-000001" if method[0] is Path else ".step-000001")
+        newer = save(tmp_path, 2, write_text("newer"), keep=1)
+    assert newest_whole(tmp_path)[0] == newer
+    assert "Permission denied" in caplog.text
+    clear_leftovers(tmp_path)
+    save(tmp_path, 3, write_text("newest"), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
+
+
+def test_a_checkpoint_that_cannot_be_replaced_stays_where_it_was(tmp_path, monkeypatch):
+    save(tmp_path, 1, write_text("before"))
+    refuse((Path, "rename"), monkeypatch, ".step-000001-" + str(os.getpid()) + ".tmp")
+    with pytest.raises(RunError, match=r"could not be written: .*Permission denied.*; checkpoints kept: step-000001"):
+        save(tmp_path, 1, write_text("after"))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert (tmp_path / "step-000001" / "model.safetensors").read_text() == "before"
 
 
 def test_a_crash_while_writing_leaves_no_checkpoint(tmp_path):
@@ -148,15 +186,27 @@ if moment == "recording":
 if moment == "renaming":
     rename = pathlib.Path.rename
     pathlib.Path.rename = lambda path, target: rename(path, target) if path.name.startswith("step-") else die()
+def remove_half(path, ignore_errors=False):
+    if not ignore_errors:
+        (path / "adastream.json").unlink()
+        die()
 if moment == "removing":
     checkpoint.shutil.rmtree = lambda path, ignore_errors=False: None if ignore_errors else die()
+if moment == "half removed":
+    checkpoint.shutil.rmtree = remove_half
 checkpoint.save_checkpoint(folder, Milestone(2), Fingerprint("test", "none", "none", 1, {}), Checkpoint(keep=1), write)
 """
 
 
 @pytest.mark.parametrize(
     ("moment", "left"),
-    [("writing", "older"), ("recording", "older"), ("renaming", "before"), ("removing", "new")],
+    [
+        ("writing", "older"),
+        ("recording", "older"),
+        ("renaming", "before"),
+        ("removing", "new"),
+        ("half removed", "new"),
+    ],
 )
 def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint_and_nothing_else(tmp_path, moment, left):
     save(tmp_path, 1, write_text("older"))
@@ -167,4 +217,4 @@ def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint_and_nothing_else(
     clear_leftovers(tmp_path)
     found, _ = newest_whole(tmp_path)
     assert (found / "model.safetensors").read_text() == left
-    assert all(path.name.startswith("step-") for path in tmp_path.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in checkpoints(tmp_path)}

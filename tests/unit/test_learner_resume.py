@@ -1,7 +1,9 @@
 """A resumed learner goes on bit for bit, from the checkpoint that was meant, or says what does not fit."""
 
+import asyncio
+import os
 import random
-import threading
+import socket
 
 import msgspec
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from configs import Config
-from engine.core.errors import DataError
+from engine.core.errors import DataError, DeadlineError
 from engine.wire import Fingerprint, Milestone, Position, TrainGroup
 from learner.checkpoint import read_record
 from learner.milestone import Loaded, finish, settle
@@ -19,6 +21,7 @@ from learner.trainer import TorchTrainer
 from tests.support.learner_inputs import random_group
 from tests.support.tiny_model import save_tiny_model
 
+DEADLINE_S = 30.0
 MILESTONE = Milestone(3, 17, Position(40, [3, 9], [41], 50, "ab"))
 
 
@@ -136,7 +139,7 @@ async def test_adapters_go_on_only_with_their_alpha_and_on_the_weights_they_were
         await trainer.open()
         path = await trainer.save(Milestone(1))
     for base, alpha, words in (
-        (model_folder, 8.0, "lora.alpha must be 8.0, is 4.0$"),
+        (model_folder, 8.0, r"lora\.alpha must be 4.0 as in the checkpoint, got 8.0 "),
         (other, 4.0, r"does not fit this run: hash of the frozen weights \(model.path\) must be"),
     ):
         config = config_of(base, path, lora={"rank": 2, "alpha": alpha})
@@ -146,18 +149,20 @@ async def test_adapters_go_on_only_with_their_alpha_and_on_the_weights_they_were
         assert await trainer.open() == Loaded(path, Milestone(1))
 
 
-FINGERPRINT = Fingerprint("torch", "LlamaForCausalLM", "bfloat16", 2, {"a": [2, 3], "b": [4]})
+FINGERPRINT = Fingerprint("deepspeed ZeRO-1", "LlamaForCausalLM", "bfloat16", 2, {"a": [2, 3], "b": [4]})
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"backend": "simulated"}, "backend must be torch, is simulated"),
-        ({"architecture": "Qwen2ForCausalLM"}, "architecture must be LlamaForCausalLM, is Qwen2ForCausalLM"),
-        ({"dtype": "float32"}, "dtype must be bfloat16, is float32"),
-        ({"world_size": 4}, "world size must be 2, is 4"),
-        ({"lora_alpha": 32.0}, "lora.alpha must be 0.0, is 32.0"),
-        ({"frozen": "ab"}, r"hash of the frozen weights \(model.path\) must be , is ab"),
+        ({"backend": "simulated"}, r"learner\.kind must be simulated as in the checkpoint, got torch"),
+        ({"backend": "torch"}, r"learner\.backend must be torch as in the checkpoint, got deepspeed"),
+        ({"backend": "deepspeed ZeRO-3"}, r"learner\.zero_stage must be 3 as in the checkpoint, got 1"),
+        ({"architecture": "Qwen2ForCausalLM"}, "architecture must be Qwen2ForCausalLM as in the checkpoint, got Llama"),
+        ({"dtype": "float32"}, "dtype must be float32 as in the checkpoint, got bfloat16"),
+        ({"world_size": 4}, r"learner\.ranks must be 4 as in the checkpoint, got 2"),
+        ({"lora_alpha": 32.0}, r"lora\.alpha must be 32.0 as in the checkpoint, got 0.0"),
+        ({"frozen": "ab"}, r"hash of the frozen weights \(model.path\) must be ab as in the checkpoint, got none"),
         ({"parameters": {"a": [2, 3], "b": [5]}}, r"shape of b must be \[4\], is \[5\]"),
         ({"parameters": {"a": [2, 3]}}, r"shape of b must be \[4\], is absent"),
         ({"parameters": {"a": [2, 3], "b": [4], "c": [1]}}, r"shape of c must be absent, is \[1\]"),
@@ -188,20 +193,57 @@ def test_generators_go_on_where_they_were():
     assert draws() == first
 
 
-def test_a_second_learner_waits_for_the_folder(tmp_path):
+async def test_a_second_learner_waits_for_the_folder(tmp_path, caplog):
     first, second = CheckpointFolder(tmp_path), CheckpointFolder(tmp_path)
-    first.open()
-    (tmp_path / ".step-000004-1.tmp").mkdir()
-    thread = threading.Thread(target=second.open)
-    thread.start()
-    thread.join(0.1)
-    assert thread.is_alive()
-    assert (tmp_path / ".step-000004-1.tmp").is_dir()
+    await first.open(DEADLINE_S)
+    (first.path / ".step-000004-1.tmp").mkdir()
+    opening = asyncio.create_task(second.open(DEADLINE_S))
+    await asyncio.sleep(0)
+    assert f"learner {os.getpid()} on {socket.gethostname()} still uses {first.path}" in caplog.text
+    assert not opening.done()
+    assert (first.path / ".step-000004-1.tmp").is_dir()
     first.close()
-    thread.join(30)
-    assert not thread.is_alive()
-    assert not (tmp_path / ".step-000004-1.tmp").exists()
+    await opening
+    assert not (first.path / ".step-000004-1.tmp").exists()
     second.close()
+
+
+async def test_a_learner_that_waits_for_the_folder_can_be_ended_and_lets_the_next_one_in(tmp_path):
+    folders = [CheckpointFolder(tmp_path) for _ in range(3)]
+    await folders[0].open(DEADLINE_S)
+    opening = asyncio.create_task(folders[1].open(DEADLINE_S))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    folders[0].close()
+    await folders[2].open(DEADLINE_S)
+    folders[2].close()
+
+
+async def test_a_folder_that_stays_in_use_is_an_error_that_names_who_has_it(tmp_path):
+    first, second = CheckpointFolder(tmp_path), CheckpointFolder(tmp_path)
+    await first.open(DEADLINE_S)
+    with pytest.raises(DeadlineError, match=rf"learner {os.getpid()} on .* still uses .*checkpoints after 0\.01 s"):
+        await second.open(0.01)
+    second.close()
+    first.close()
+
+
+async def test_a_run_folder_that_cannot_be_written_is_said_by_its_option(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(DataError, match=r"--run-folder .*file.* must be a folder that can be written"):
+            await CheckpointFolder(place).open(DEADLINE_S)
+
+
+def test_auto_does_not_start_anew_where_every_checkpoint_is_damaged(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    config = Config.model_validate({"run": {"max_steps": 1, "resume": "auto"}})
+    assert folder.find(config) is None
+    (folder.path / "step-000003").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"none of step-000003 is .*: restore one, or move them away to start anew"):
+        folder.find(config)
 
 
 def group(group_id, turn, position=None):

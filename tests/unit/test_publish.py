@@ -80,6 +80,31 @@ def test_segments_disappear_on_close_also_after_an_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_segments_can_be_removed_while_another_thread_fills_them(tmp_path):
+    with SegmentPublisher(tmp_path) as publisher:
+        publisher.lay_out(0, weights_of(tiny_llama()), [])
+        publisher.unlink()
+        assert list(tmp_path.iterdir()) == []
+        assert publisher.lay_out(2, weights_of(tiny_llama()), []).tensors
+        publisher.lay_out(1, weights_of(tiny_llama()), [])
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_segment_that_another_start_took_for_a_dead_one_is_made_again(tmp_path, monkeypatch):
+    real, others = fcntl.flock, [remove_dead_segments]
+
+    def flock_after_another_start(file, operation):
+        if operation == fcntl.LOCK_EX and others:
+            others.pop()(tmp_path)
+        return real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_after_another_start)
+    with SegmentPublisher(tmp_path) as publisher:
+        manifest = publisher.lay_out(0, weights_of(tiny_llama()), [])
+        assert not others
+        assert (tmp_path / manifest.location).exists()
+
+
 def test_segments_of_dead_learners_are_removed_and_those_of_living_ones_stay(tmp_path):
     (tmp_path / "adastream-4242-0").write_bytes(b"left behind")
     (tmp_path / "something-else").write_bytes(b"not ours")

@@ -8,7 +8,8 @@ import pytest
 
 from engine.core.errors import DeadlineError
 from learner import ranks
-from learner.ranks import Follower, Leader, Line, RankLost, find_leader, gather_followers, open_meeting
+from learner.meeting import Line
+from learner.ranks import Follower, Leader, RankLost
 
 DEADLINE_S = 10.0
 
@@ -144,9 +145,61 @@ def test_a_process_whose_work_is_stuck_is_ended_after_the_grace():
 
 
 def test_a_rank_that_does_not_reply_in_time_is_named():
-    party = Party([None], deadline_s=0.05)
-    with pytest.raises(DeadlineError, match=r"rank 1 did not finish Add within 0\.05 s"):
+    hanging = Hanging()
+    party = Party([hanging], deadline_s=0.5)
+    with pytest.raises(DeadlineError, match=r"rank 1 did not finish Add within 0\.5 s"):
         party.leader.everywhere([Add(1), Add(1)], Adder())
+    hanging.released.set()
+    party.join()
+
+
+def test_a_rank_answers_while_its_command_is_stuck():
+    here, there = socket.socketpair()
+    line, hanging = Line(here), Hanging()
+    follower = Follower(Line(there), Last, [].append)
+
+    def follow():
+        with pytest.raises(RuntimeError):
+            follower.follow(hanging)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    line.send(Add(1))
+    line.send(ranks._Ping())
+    assert isinstance(line.connection.recv(), ranks._Pong)
+    hanging.released.set()
+    thread.join(DEADLINE_S)
+
+
+def test_a_rank_that_is_stopped_is_named_while_rank_0_waits_for_it_in_a_collective():
+    party = Party([Adder(), None], deadline_s=0.5)
+    own = Hanging()
+    threading.Thread(target=lambda: party.failed.wait(DEADLINE_S) and own.released.set()).start()
+    with pytest.raises(RankLost, match=r"rank 2 has not answered for .* s: it is stopped"):
+        party.leader.everywhere([Add(1)] * 3, own)
+    party.join()
+    assert "rank 2 has not answered" in str(party.errors[1])
+
+
+def test_a_collective_that_times_out_is_blamed_on_the_rank_that_is_silent(monkeypatch):
+    monkeypatch.setattr(ranks, "PING_S", 0.01)
+    party = Party([None])
+    with pytest.raises(RankLost, match="rank 1 has not answered"):
+        party.leader.everywhere([Add(-1), Add(1)], Adder())
+
+
+@dataclass(frozen=True)
+class Large(Add):
+    content: bytes = b"x" * 20_000_000
+
+
+def test_a_rank_that_takes_no_commands_is_named_and_nobody_waits_for_it(monkeypatch):
+    monkeypatch.setattr(Line.__init__, "__defaults__", (0.1,))
+    party = Party([None, Adder()])
+    with pytest.raises(RankLost, match="rank 1 takes no commands"):
+        party.leader.everywhere([Add(1), Large(1), Add(1)], Adder())
+    party.join()
+    assert "rank 1 takes no commands" in str(party.errors[2])
 
 
 def test_abandoned_followers_end_with_the_reason():
@@ -154,30 +207,3 @@ def test_abandoned_followers_end_with_the_reason():
     party.leader.abandon("the engine is gone")
     party.join()
     assert str(party.errors[1]) == "rank 0 failed: the engine is gone"
-
-
-def test_ranks_meet_and_strangers_are_turned_away():
-    listener, meeting = open_meeting("127.0.0.1")
-    stranger = socket.create_connection((meeting.host, meeting.port))
-    stranger.sendall(b"x" * 36)
-    followers = {}
-    threads = [
-        threading.Thread(target=lambda rank=rank: followers.update({rank: find_leader(rank, meeting, DEADLINE_S)}))
-        for rank in (2, 1)
-    ]
-    for thread in threads:
-        thread.start()
-    found = gather_followers(listener, meeting, 2, DEADLINE_S)
-    for thread in threads:
-        thread.join()
-    assert list(found) == [1, 2]
-    for rank in (1, 2):
-        found[rank].send(rank)
-        assert followers[rank].connection.recv() == rank
-    stranger.close()
-
-
-def test_ranks_that_do_not_come_are_named():
-    listener, meeting = open_meeting("127.0.0.1")
-    with pytest.raises(DeadlineError, match=r"ranks \[1, 2\] did not come"):
-        gather_followers(listener, meeting, 2, 0.05)

@@ -1,14 +1,11 @@
-"""Shards of master weights back to whole ones, and the export of a checkpoint."""
+"""Shards of master weights back to whole ones."""
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from engine.core.errors import DataError
-from learner import export
 from learner.checkpoint import state_file
 from learner.shards import STAGE, merge_shards, read_masters, save_rank
-from tests.support.learner_process import save_model_with_tokenizer
 
 SHAPES = {"a": torch.Size([2, 2]), "b": torch.Size([3])}
 WEIGHTS = {"a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0, 7.0])}
@@ -30,6 +27,11 @@ def test_shards_of_another_model_are_refused(stage, lengths):
         merge_shards([torch.zeros(length) for length in lengths], SHAPES, stage)
 
 
+def test_the_state_of_one_torch_rank_is_not_called_a_shard():
+    with pytest.raises(ValueError, match=r"the state of one rank must hold 7 weights and padding, got lengths \[3\]"):
+        merge_shards([torch.zeros(3)], SHAPES, 0)
+
+
 def test_incomplete_and_mixed_states_are_refused(tmp_path):
     save_rank(tmp_path, 1, 2, {"master": torch.zeros(4), STAGE: torch.tensor(3)})
     with pytest.raises(DataError, match=r"state/rank-0-of-2\.safetensors must be there, missing"):
@@ -40,22 +42,3 @@ def test_incomplete_and_mixed_states_are_refused(tmp_path):
     (tmp_path / state_file(0, 2)).write_bytes(b"no state")
     with pytest.raises(DataError, match=r"state/rank-0-of-2\.safetensors must hold the state of a rank"):
         read_masters(tmp_path, SHAPES)
-
-
-def test_an_export_rounds_the_master_weights_once_or_not_at_all(tmp_path, capsys):
-    checkpoint = tmp_path / "step-000001"
-    save_model_with_tokenizer(checkpoint)
-    assert export.main([str(checkpoint), str(tmp_path / "none")]) == 2
-    assert "must hold the states of its ranks" in capsys.readouterr().err
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto", attn_implementation="eager")
-    noise = torch.Generator().manual_seed(0)
-    masters = [p.detach().float().flatten() for p in model.parameters()]
-    masters = [master + 1e-2 * torch.randn(master.shape, generator=noise) for master in masters]
-    save_rank(checkpoint, 0, 1, {"master": torch.cat(masters), STAGE: torch.tensor(1)})
-    for dtype in (torch.float32, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        assert export.main([str(checkpoint), str(tmp_path / name), "--dtype", name]) == 0
-        exported = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype="auto", attn_implementation="eager")
-        for parameter, master in zip(exported.parameters(), masters, strict=True):
-            assert parameter.dtype == dtype
-            assert torch.equal(parameter.flatten(), master.to(dtype))

@@ -1,5 +1,7 @@
 """How groups are shared out over ranks, and what a process reads of its place."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from configs.load import ConfigError
 from configs.training import Learner
 from engine.cores import CorePlan
 from engine.launch import learner_command
-from learner.placement import Placement, read_placement
+from learner.placement import Placement, read_placement, tell_launcher
 from learner.sharing import group_cost, share_out
 from tests.support.learner_inputs import random_group
 
@@ -65,6 +67,26 @@ def test_more_processes_than_configured_ranks_are_refused():
     environ = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     with pytest.raises(ConfigError, match=r"learner\.ranks must be .* 2, got 1"):
         read_placement(environ, Learner())
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE in the environment must be a number where RANK is set, got None"),
+        ({"RANK": "x", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "RANK in the environment must be a number .* got 'x'"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "y"}, "LOCAL_SIZE .* got 'y'"),
+    ],
+)
+def test_a_launcher_that_says_half_is_refused(environ, words):
+    with pytest.raises(ConfigError, match=words):
+        read_placement(environ, Learner())
+
+
+def test_a_cause_that_the_launcher_cannot_hear_is_no_second_failure(tmp_path, caplog):
+    tell_launcher("disk full", {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")})
+    assert json.loads((tmp_path / "error.json").read_text())["message"] == "disk full"
+    tell_launcher("disk full", {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "gone" / "error.json")})
+    assert "will not hear" in caplog.text
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("torch", "torch"), ("deepspeed", "simulated")])

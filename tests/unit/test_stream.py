@@ -296,6 +296,18 @@ async def test_a_checkpoint_is_saved_every_so_many_steps():
     assert [entry for entry in play.trainer.done if str(entry).startswith("save")] == ["save 2"]
 
 
+async def test_a_checkpoint_that_is_there_is_not_written_again_at_the_end():
+    async with Play(settings(groups_per_step=1, save_every_steps=1)) as play:
+        await play.start()
+        await play.engine.send(group(0))
+        await play.engine.next(StepDone)
+        await play.engine.next(WeightsReady)
+        await play.engine.next(Credit)
+        await play.engine.send(Stop(reason="over"))
+        assert (await play.engine.next(Finished)).checkpoint == "step-1"
+    assert [entry for entry in play.trainer.done if str(entry).startswith("save")] == ["save 1"]
+
+
 def empty_group(group_id, version=0):
     return TrainGroup(
         group_id=group_id, prompt_id="p", prompt_token_ids=np.arange(3, dtype=np.int32), samples=[],
