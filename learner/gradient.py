@@ -19,7 +19,7 @@ from configs.root import Config
 from configs.training import Learner
 from engine.wire import Float32s, TrainGroup
 from learner.objectives import TokenBatch, TokenSums, objective_loss, token_batch
-from learner.packing import MAX_SHARED_TOKENS, MicroBatch, Segment, fill_micro_batches, pack, split_groups
+from learner.packing import MicroBatch, Segment, fill_micro_batches, pack, split_groups
 
 PolicyCall = Callable[[MicroBatch, float], tuple[Tensor, Tensor]]
 """A `Policy` or what wraps one: batch and temperature to logprobs [R] and entropies [R]."""
@@ -67,7 +67,7 @@ class Gradient:
 def micro_batches(groups: Sequence[TrainGroup], learner: Learner) -> list[list[Segment]]:
     """Segments of `groups` in lists of at most `learner.micro_batch_tokens` tokens, longest first."""
     max_tokens = learner.micro_batch_tokens
-    segments = split_groups(groups, min(MAX_SHARED_TOKENS, max_tokens), share_prefixes=learner.share_prefixes)
+    segments = split_groups(groups, max_tokens, share_prefixes=learner.share_prefixes)
     return fill_micro_batches(segments, max_tokens)
 
 

@@ -1,8 +1,8 @@
 """Logprobs and entropies of response tokens from hidden states, without the logits of the whole batch.
 
 Invariants: at most `chunk_tokens` rows of logits exist at once, forward and backward; the backward pass computes them
-again, unless one chunk holds all: that one is kept. All reductions over the vocabulary are float32, in blocks that stay
-in the cache.
+again, unless one chunk holds all: that one is kept. All reductions over the vocabulary are float32, a few rows at a
+time.
 
 log p(t) = z_t - log Σ exp z,  H = log Σ exp z - Σ p z,  z = logits / temperature;
 ∂log p(t)/∂z_v = [v = t] - p_v,  ∂H/∂z_v = -p_v (log p_v + H).
@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 CACHE_ROWS = 8
-"""Rows of float32 logits handled together: 8 x 49,152 x 4 bytes = 1.5 MB."""
+"""Rows of float32 logits handled together on a CPU, so that they stay in its cache: 8 x 49,152 x 4 bytes = 1.5 MB."""
+CUDA_ROWS = 256
+"""The same on CUDA: enough to fill a GPU many times over, a fraction of a chunk's memory."""
+
+
+def rows_together(device: torch.device) -> int:
+    """Rows of float32 logits that exist at once on `device`."""
+    return CUDA_ROWS if device.type == "cuda" else CACHE_ROWS
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -33,11 +40,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         entropy_R = torch.empty_like(logprobs_R)
         log_sums_R = torch.empty_like(logprobs_R)
         logits_CV = hidden_RD.new_empty(0, len(weight_VD))
+        together = rows_together(hidden_RD.device)
         for start in range(0, len(targets_R), chunk_tokens):
             logits_CV = hidden_RD[start : start + chunk_tokens] @ weight_VD.T
-            for first in range(0, len(logits_CV), CACHE_ROWS):
-                rows = slice(start + first, start + min(first + CACHE_ROWS, len(logits_CV)))
-                logits = logits_CV[first : first + CACHE_ROWS].float()
+            for first in range(0, len(logits_CV), together):
+                rows = slice(start + first, start + min(first + together, len(logits_CV)))
+                logits = logits_CV[first : first + together].float()
                 if temperature != 1.0:
                     logits = logits / temperature  # not in place: float32 logits may be kept
                 top = logits.amax(-1, keepdim=True)
@@ -62,13 +70,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_hidden_RD = torch.empty_like(hidden_RD)
         # One chunk needs no sum; over several a bfloat16 sum would lose small terms.
         grad_weight_VD: Tensor | None = None
+        together = rows_together(hidden_RD.device)
         for start in range(0, len(targets_R), ctx.chunk_tokens):
             hidden_CD = hidden_RD[start : start + ctx.chunk_tokens]
             logits_CV = hidden_CD @ weight_VD.T if ctx.kept_CV is None else ctx.kept_CV
             ctx.kept_CV = None
-            for first in range(0, len(logits_CV), CACHE_ROWS):
-                rows = slice(start + first, start + min(first + CACHE_ROWS, len(logits_CV)))
-                logits = logits_CV[first : first + CACHE_ROWS].float()
+            for first in range(0, len(logits_CV), together):
+                rows = slice(start + first, start + min(first + together, len(logits_CV)))
+                logits = logits_CV[first : first + together].float()
                 if ctx.temperature != 1.0:
                     logits.div_(ctx.temperature)
                 grad_logprob, grad_entropy = grad_logprobs_R[rows, None], grad_entropy_R[rows, None]
@@ -79,7 +88,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad_logits.scatter_add_(1, targets_R[rows, None], grad_logprob)
                 if ctx.temperature != 1.0:
                     grad_logits.div_(ctx.temperature)
-                logits_CV[first : first + CACHE_ROWS] = grad_logits
+                logits_CV[first : first + together] = grad_logits
             grad_hidden_RD[start : start + ctx.chunk_tokens] = logits_CV @ weight_VD
             if not ctx.needs_input_grad[1]:
                 continue
@@ -93,7 +102,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def chunked_logprobs(
-    hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor, temperature: float = 1.0, chunk_tokens: int = 256
+    hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor, temperature: float, chunk_tokens: int
 ) -> tuple[Tensor, Tensor]:
     """Logprob of each target and entropy of its distribution.
 

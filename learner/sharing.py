@@ -13,8 +13,8 @@ from learner.packing import split_groups
 
 
 def group_cost(group: TrainGroup) -> int:
-    """Sum of the squared lengths of the group's packed segments, tokens²: what attention costs; 0 without tokens."""
-    return sum(segment.num_tokens**2 for segment in split_groups([group]))
+    """Queries times keys of the group's attention, tokens²: a response's squared length, less what it shares."""
+    return sum(segment.num_scores for segment in split_groups([group]))
 
 
 def share_out(groups: Sequence[TrainGroup], num_ranks: int) -> list[list[TrainGroup]]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.logprobs import CACHE_ROWS, chunked_logprobs
+from learner.logprobs import CACHE_ROWS, chunked_logprobs, rows_together
 from tests.support.live_memory import LiveMemory
 
 R, D, V = 37, 16, 101
@@ -56,7 +56,7 @@ def test_peak_memory_has_no_term_in_tokens_times_vocabulary(dtype, rows, vocabul
 
 def test_without_response_tokens_there_is_nothing_to_learn():
     hidden, weight, targets = inputs(torch.float32, rows=0)
-    logprobs, entropy = chunked_logprobs(hidden, weight, targets)
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, 1.0, R)
     (logprobs.sum() + entropy.sum()).backward()
     assert logprobs.numel() == 0
     assert not weight.grad.any()
@@ -69,6 +69,21 @@ def test_bfloat16_logits_are_reduced_in_float32():
     assert ours[0].dtype == torch.float32
     assert (ours[0] - exact[0]).abs().max() < 0.1
     assert (ours[1] - exact[1]).abs().max() < 0.05
+
+
+def test_the_weights_gradient_is_summed_in_float32_over_chunks():
+    # Every row adds the same: a bfloat16 sum stands still where a term is under half of its last digit.
+    rows = 400
+    hidden, weight, _ = inputs(torch.bfloat16, rows=1)
+    targets = torch.zeros(rows, dtype=torch.long)
+    chunked_logprobs(hidden.detach().expand(rows, D), weight, targets, 1.0, 1)[0].sum().backward()
+    exact = weight.detach().double().requires_grad_()
+    plain(hidden.detach().double().expand(rows, D), exact, targets, 1.0)[0].sum().backward()
+    assert (weight.grad.double() - exact.grad).norm() < 0.02 * exact.grad.norm()
+
+
+def test_a_gpu_takes_more_rows_at_once_than_a_cpus_cache_holds():
+    assert rows_together(torch.device("cpu")) == CACHE_ROWS < rows_together(torch.device("cuda"))
 
 
 class Products(TorchDispatchMode):
@@ -96,8 +111,8 @@ def test_logits_are_computed_once_where_one_chunk_holds_all(chunk_tokens, times)
 
 def test_a_frozen_head_costs_no_gradient():
     hidden, weight, targets = inputs(torch.float32)
-    expected = torch.autograd.grad(chunked_logprobs(hidden, weight, targets)[0].sum(), hidden)
+    expected = torch.autograd.grad(chunked_logprobs(hidden, weight, targets, 1.0, R)[0].sum(), hidden)
     with Products() as products:
-        chunked_logprobs(hidden, weight.detach(), targets)[0].sum().backward()
+        chunked_logprobs(hidden, weight.detach(), targets, 1.0, R)[0].sum().backward()
     assert (V, D) not in products.shapes
     torch.testing.assert_close(hidden.grad, expected[0], rtol=0.0, atol=0.0)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from configs.training import Learner
 from engine.wire import Span
-from learner import packing
 from learner.backends.torch import TorchBackend
-from learner.packing import MAX_PADDING, Segment, fill_micro_batches, is_fused, pack, split_groups
+from learner.gradient import micro_batches
+from learner.packing import Segment, fill_micro_batches, pack, split_groups
 from learner.policy import Policy
 from tests.support.learner_inputs import learner_config, random_group, tiny_llama
 
@@ -142,34 +143,6 @@ def test_other_logprobs_are_bit_equal_when_a_response_changes(share_prefixes):
     assert (after != before)[is_own].all()
 
 
-@pytest.mark.parametrize("share_prefixes", [True, False])
-def test_the_fused_kernel_computes_what_masked_products_compute(monkeypatch, share_prefixes):
-    rng = np.random.default_rng(5)
-    groups = [
-        random_group(rng, n, np.concatenate([SHARED, [n + 20]]), (length,)) for n, length in enumerate((9, 4, 30))
-    ]
-    hidden, gradients = [], []
-    for limit in (512, 0):  # above it a block is fused
-        monkeypatch.setattr(packing, "MAX_SHARED_TOKENS", limit)
-        batch = pack(split_groups(groups), share_prefixes=share_prefixes)
-        assert all((block.mask_GLL is None) == (limit == 0) for block in batch.layout.blocks)
-        model = tiny_llama()
-        hidden.append(packed_hidden(model, batch))
-        (hidden[-1] ** 3).sum().backward()
-        gradients.append([parameter.grad for parameter in model.model.parameters()])
-    torch.testing.assert_close(hidden[0], hidden[1], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-3)
-
-
-def test_fused_attention_is_chosen_on_cuda_and_for_long_segments_of_one_response():
-    one, two = np.repeat([0, 1], [3, 600]), np.repeat([0, 1, 2], [3, 2, 2])
-    assert is_fused([one[:9]], "cuda")
-    assert not is_fused([one[:9], two], "cuda")
-    assert not is_fused([one[:512]], "cpu")
-    assert is_fused([one[:513], one[:400]], "cpu")
-    assert not is_fused([one, two], "cpu")
-
-
 def test_no_token_sees_another_response():
     groups = mixed_groups()
     model = tiny_llama()
@@ -194,7 +167,7 @@ def test_every_response_token_is_predicted_once_with_its_own_advantage_and_logpr
     groups = mixed_groups()
     batch = pack(split_groups(groups))
     samples = [sample for group in groups for sample in group.samples if sample.token_ids.size]
-    assert batch.num_response_tokens == sum(sample.token_ids.size for sample in samples)
+    assert batch.targets_R.numel() == sum(sample.token_ids.size for sample in samples)
     np.testing.assert_array_equal(batch.targets_R, np.concatenate([sample.token_ids for sample in samples]))
     np.testing.assert_array_equal(batch.behaviour_logprobs_R, np.concatenate([sample.logprobs for sample in samples]))
     expected = np.concatenate([np.full(sample.token_ids.size, sample.advantage) for sample in samples])
@@ -205,16 +178,60 @@ def test_every_token_knows_its_response_and_its_age():
     group = random_group(np.random.default_rng(0), prompt=[7, 8], lengths=(3, 0, 1, 2), version=5)
     group.samples[0].spans[:] = [Span(3, 0, 1), Span(4, 1, 3)]
     group.samples[3].spans[:] = []
-    batch = pack(split_groups([group], max_shared_tokens=6))
+    batch = pack(split_groups([group], max_tokens=6))
     assert batch.staleness_R.tolist() == [2, 1, 1, 0, 0, 0]
     assert batch.sequence_R.tolist() == [0, 0, 0, 1, 2, 2]
     assert batch.lengths_S.tolist() == [3, 1, 2]
 
 
-def test_long_responses_get_segments_of_their_own():
+def test_a_group_is_split_only_where_a_pass_has_no_room_for_it():
     group = random_group(np.random.default_rng(0), prompt=[5, 6], lengths=(30, 30, 4, 200))
-    segments = split_groups([group], max_shared_tokens=64)
-    assert [[sample.token_ids.size for sample in segment.samples] for segment in segments] == [[30, 30], [4], [200]]
+
+    def lengths(*limit):
+        return [[sample.token_ids.size for sample in segment.samples] for segment in split_groups([group], *limit)]
+
+    assert lengths() == [[30, 30, 4, 200]]
+    assert lengths(64) == [[30, 30], [4], [200]]
+    assert lengths(266) == [[30, 30, 4, 200]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "samples", "budget", "passes"),
+    [
+        (600, 50, 4, 2048, 1),
+        (1000, 100, 4, 2048, 1),
+        (500, 10, 4, 2048, 1),
+        (1000, 100, 8, 16384, 1),
+        (900, 100, 8, 1500, 2),
+    ],
+)
+def test_a_prompt_of_any_length_is_computed_once_a_pass(prompt, answer, samples, budget, passes):
+    rng = np.random.default_rng(0)
+    group = random_group(rng, prompt=rng.integers(3, 97, prompt), lengths=(answer,) * samples)
+    batches = micro_batches([group], Learner(micro_batch_tokens=budget))
+    assert len(batches) == passes
+    assert sum(pack(batch).num_packed_tokens for batch in batches) == passes * prompt + samples * answer
+    assert all(pack(batch).num_packed_tokens <= budget for batch in batches)
+
+
+@pytest.mark.parametrize("length", [600, 1000])
+def test_gradients_after_a_long_prompt_are_those_of_separate_sequences(length):
+    rng = np.random.default_rng(length)
+    prompts = [np.concatenate([SHARED, rng.integers(3, 97, length + extra)]) for extra in (0, 9)]
+    groups = [random_group(rng, n, prompt, (12, 5, 280)) for n, prompt in enumerate(prompts)]
+    packed, apart = tiny_llama(), tiny_llama(attention="eager")
+    batch = pack(split_groups(groups))
+    assert any(block.mask_GLM is None for block in batch.layout.blocks)
+    assert any(block.mask_GLM is not None for block in batch.layout.blocks)
+    ours, theirs = packed_hidden(packed, batch), separate_hidden(apart, groups)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    weights = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1))
+    (ours * weights).sum().backward()
+    (theirs * weights).sum().backward()
+    for (name, one), other in zip(packed.named_parameters(), apart.named_parameters(), strict=True):
+        # float32 in another order: 1e-4 of the parameter's largest gradient.
+        atol = 1e-4 * other[1].grad.abs().max().item()
+        torch.testing.assert_close(one.grad, other[1].grad, rtol=0.0, atol=atol, msg=name)
 
 
 def test_micro_batches_hold_every_segment_once_and_respect_the_limit():
@@ -226,13 +243,15 @@ def test_micro_batches_hold_every_segment_once_and_respect_the_limit():
         assert len(batch) == 1 or sum(segment.num_tokens for segment in batch) <= 50
 
 
-def test_padding_stays_small():
-    rng = np.random.default_rng(4)
-    segments = split_groups([random_group(rng, n, lengths=(int(rng.integers(1, 200)),)) for n in range(50)])
-    blocks = pack(segments).layout.blocks
-    real = sum(segment.num_tokens for segment in segments)
-    assert sum(block.rows_GL.numel() for block in blocks) <= MAX_PADDING * real * 1.01
-    assert len(blocks) < 20
+def segments_of(*lengths):
+    """One segment of each length."""
+    rng = np.random.default_rng(0)
+    return [split_groups([random_group(rng, prompt=[5], lengths=(length - 1,))])[0] for length in lengths]
+
+
+def test_micro_batches_are_filled_longest_first_and_each_segment_goes_where_there_is_room():
+    batches = fill_micro_batches(segments_of(20, 60, 30, 70, 20), 100)
+    assert [[segment.num_tokens for segment in batch] for batch in batches] == [[70, 30], [60, 20, 20]]
 
 
 def test_a_group_without_tokens_makes_no_segment():
@@ -249,6 +268,9 @@ def test_groups_without_samples_make_no_segment_and_no_micro_batch():
     assert [segment.samples for segment in beside] == [segment.samples for segment in split_groups([full])]
 
 
-def test_segment_counts_its_tokens():
-    group = random_group(np.random.default_rng(0), prompt=[1, 2, 3], lengths=(4,))
-    assert Segment(group.prompt_token_ids, group.samples).num_tokens == 7
+def test_a_segment_counts_its_tokens_and_scores():
+    group = random_group(np.random.default_rng(0), prompt=[1, 2, 3], lengths=(4, 2))
+    assert Segment(group.prompt_token_ids, group.samples[:1]).num_tokens == 7
+    assert Segment(group.prompt_token_ids, group.samples[:1]).num_scores == 7**2
+    assert Segment(group.prompt_token_ids, group.samples).num_tokens == 9
+    assert Segment(group.prompt_token_ids, group.samples).num_scores == 3**2 + 4 * 7 + 2 * 5

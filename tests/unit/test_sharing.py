@@ -21,12 +21,11 @@ def group_of(cost_root, group_id):
     return random_group(np.random.default_rng(0), group_id, prompt=prompt, lengths=(cost_root - 2,))
 
 
-def test_a_group_costs_the_squared_lengths_of_its_segments():
+def test_a_group_costs_the_scores_of_its_attention():
     prompt = np.arange(10, dtype=np.int32)
     rng = np.random.default_rng(0)
-    assert group_cost(random_group(rng, prompt=prompt, lengths=(5, 0, 7))) == 22**2
-    # Over 512 tokens a response gets a segment of its own.
-    assert group_cost(random_group(rng, prompt=prompt, lengths=(300, 400))) == 310**2 + 410**2
+    assert group_cost(random_group(rng, prompt=prompt, lengths=(5, 0))) == 15**2
+    assert group_cost(random_group(rng, prompt=prompt, lengths=(5, 0, 7))) == 10**2 + 5 * 15 + 7 * 17
     assert group_cost(random_group(rng, lengths=())) == 0
 
 
