@@ -25,7 +25,7 @@ def check_model(path: str, key: str = "model.path") -> None:
     if is_hub_name(path):
         return
     if not folder.is_dir():
-        raise ModelError(f"{key} {path} does not exist; `make prepare` makes the quickstart's model")
+        raise ModelError(f"{key} {path} does not exist; learner.prepare makes the quickstart's model")
     try:
         table = cast("dict[str, object]", json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as exc:

@@ -55,6 +55,6 @@ def test_what_the_learner_will_lack_is_said_before_anything_starts(tmp_path: Pat
     done = subprocess.run([*command, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr
     assert done.stderr == (
-        f"error: loss.kl.reference {tmp_path / 'absent'} does not exist; `make prepare` makes the quickstart's model\n"
+        f"error: loss.kl.reference {tmp_path / 'absent'} does not exist; learner.prepare makes the quickstart's model\n"
     )
     assert list(tmp_path.iterdir()) == []
